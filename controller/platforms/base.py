@@ -1,0 +1,66 @@
+"""The seam between the controller and the world: four methods, nothing else.
+
+A platform runs function instances somewhere (processes, Ray replicas, pods, a cost model) and
+carries calls to them. What a call means is no business of a platform; when an instance runs is no
+business of the orchestrator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from rlhfless.messages import AnyFrame, FunctionName, Request
+
+InstanceState = Literal["cold", "idle", "busy", "stopping"]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """How instances of one function are run. ``concurrency``: calls an instance serves at once."""
+
+    function: FunctionName
+    max_instances: int = 1
+    concurrency: int = 1
+    threads: int = 1
+    idle_timeout_s: float = 60.0
+    accelerator: str = "cpu"
+    price_usd_per_hour: float | None = None
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A running instance. ``id`` is unique over the platform's life."""
+
+    id: str
+    function: FunctionName
+    state: InstanceState
+    calls: int
+
+
+class Platform(Protocol):
+    def invoke(self, request: Request) -> AsyncIterator[AnyFrame]:
+        """Carry one call to an instance with room, starting one if need be and allowed.
+
+        Waits while every instance is full. Yields the frames of the answer, heartbeats included;
+        the last is the terminal frame. Closing the iterator early aborts the call. Raises the
+        error a ``Problem`` stands for; ``TransientError`` when the instance dies or its stream
+        breaks; ``CapacityError`` when none can be started.
+        """
+        ...
+
+    async def scale(self, function: FunctionName, count: int) -> None:
+        """Have ``count`` instances ready (bounded by the maximum), and let idle ones above it go.
+
+        Returns at once; starting goes on in the background. Busy instances finish their calls.
+        """
+        ...
+
+    def instances(self) -> tuple[Instance, ...]:
+        """What runs now."""
+        ...
+
+    async def close(self) -> None:
+        """Drain and stop everything this platform started. Leaves nothing behind."""
+        ...

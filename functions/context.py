@@ -1,0 +1,64 @@
+"""What a function's code sees of a call, and what the shell sees of a function.
+
+A function is an object with one handler for each request type it serves. A handler is a plain
+generator: the shell runs it in a worker thread and sends what it yields as frames, the terminal
+frame last. The handler holds no per-call state beyond its own life; the object may keep caches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from rlhfless.messages import Frame, Request
+from rlhfless.objects import ObjectStore
+
+StopReason = Literal["abort", "deadline", "drain"]
+
+
+@dataclass(frozen=True)
+class FunctionConfig:
+    """What an instance is given at start. ``workdir`` is scratch space that goes with the instance."""
+
+    threads: int = 1
+    accelerator: str = "cpu"
+    workdir: str = "."
+
+
+@dataclass
+class CallContext:
+    """One call's limits. ``deadline`` is on ``time.monotonic()``; handlers that can hand work back
+    poll ``stop_reason`` between units of work and end early with what they have."""
+
+    store: ObjectStore
+    deadline: float
+    _stop: StopReason | None = field(default=None, init=False)
+
+    def stop(self, reason: StopReason) -> None:
+        """Ask the handler to end; the first reason stays."""
+        if self._stop is None:
+            self._stop = reason
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds to the deadline, at least 0."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        if self._stop is None and time.monotonic() >= self.deadline:
+            self._stop = "deadline"
+        return self._stop
+
+
+Handler = Callable[[Any, CallContext], Iterator[Frame]]
+
+
+class Function(Protocol):
+    """A function's code: handlers by request type. ``close`` frees what the object holds."""
+
+    handlers: Mapping[type[Request], Handler]
+
+    def close(self) -> None: ...

@@ -1,0 +1,108 @@
+"""The errors of rlhfless: few families, each with one meaning for retries and exit codes.
+
+    RlhflessError
+    ├── UserError        what the user wrote cannot work; never retried          exit 2
+    │   └── ConflictError    the named version or run is already taken           exit 2
+    ├── CapacityError    no instance, memory or disk to be had now; retried      exit 3
+    ├── TransientError   a stream broke, an instance died; retried elsewhere     exit 4
+    └── InternalError    a defect of ours, or retries are used up                exit 5
+
+Over the wire an error is an RFC 9457 problem document; ``from_problem`` restores the family, so a
+controller handles an error of a remote function as if it had been raised beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+Category = Literal["user", "capacity", "transient", "internal"]
+
+
+class RlhflessError(Exception):
+    """Base of all errors a caller may meet.
+
+    ``detail`` is one or two sentences for a person; ``hint`` says what to do next; ``param`` is the
+    path of the job-spec field or request field at fault, e.g. ``dataset.columns.prompt``.
+    """
+
+    category: ClassVar[Category] = "internal"
+    title: ClassVar[str] = "Internal error"
+    exit_code: ClassVar[int] = 5
+    status: ClassVar[int] = 500
+
+    def __init__(self, detail: str, *, param: str | None = None, hint: str | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.param = param
+        self.hint = hint
+
+    def to_problem(self) -> dict[str, Any]:
+        """The problem document (RFC 9457) of this error; absent members are left out."""
+        problem: dict[str, Any] = {
+            "type": f"urn:rlhfless:{type(self).__name__}",
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            "category": self.category,
+        }
+        if self.param is not None:
+            problem["param"] = self.param
+        if self.hint is not None:
+            problem["hint"] = self.hint
+        return problem
+
+
+class UserError(RlhflessError):
+    category = "user"
+    title = "Invalid request"
+    exit_code = 2
+    status = 422
+
+
+class ConflictError(UserError):
+    title = "Conflict"
+    status = 409
+
+
+class CapacityError(RlhflessError):
+    category = "capacity"
+    title = "No capacity"
+    exit_code = 3
+    status = 503
+
+
+class TransientError(RlhflessError):
+    category = "transient"
+    title = "Temporarily unavailable"
+    exit_code = 4
+    status = 503
+
+
+class InternalError(RlhflessError):
+    pass
+
+
+_FAMILIES: dict[str, type[RlhflessError]] = {
+    f"urn:rlhfless:{cls.__name__}": cls
+    for cls in (UserError, ConflictError, CapacityError, TransientError, InternalError)
+}
+_BY_CATEGORY: dict[str, type[RlhflessError]] = {
+    "user": UserError,
+    "capacity": CapacityError,
+    "transient": TransientError,
+    "internal": InternalError,
+}
+
+
+def from_problem(problem: dict[str, Any]) -> RlhflessError:
+    """Restore the error a problem document stands for; an unknown kind becomes its category's."""
+    cls = _FAMILIES.get(str(problem.get("type"))) or _BY_CATEGORY.get(
+        str(problem.get("category")), InternalError
+    )
+    detail = str(problem.get("detail") or problem.get("title") or "unknown error")
+    return cls(detail, param=problem.get("param"), hint=problem.get("hint"))
+
+
+def is_retryable(error: BaseException) -> bool:
+    """Only lost capacity and broken streams are worth another attempt."""
+    return isinstance(error, CapacityError | TransientError)

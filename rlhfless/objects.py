@@ -1,0 +1,131 @@
+"""The object store: immutable objects under names, behind fsspec.
+
+A directory by default, anything fsspec opens by URL (``s3://``, ``gs://``, ``memory://``). Writers
+never overwrite: ``put`` writes a whole object atomically (write, then rename, on a directory), and
+``create`` does so only if the name is free, which is the compare-and-swap that weight versions are
+committed by. Readers therefore see whole objects or none.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from rlhfless.errors import CapacityError, InternalError, UserError
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class ObjectStore:
+    """Names are ``/``-separated paths below ``url``. Methods block; call them from threads."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        self.url = url
+        try:
+            self._fs, root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise UserError(f"cannot open the object store {url}: {error}") from error
+        self._root = str(root).rstrip("/")
+        self._local = "file" in _protocols(self._fs)
+
+    def path(self, name: str) -> str:
+        """The store's own path of an object; on a directory store a file path."""
+        if not name or name.startswith("/") or ".." in name.split("/"):
+            raise InternalError(f"bad object name {name!r}")
+        return f"{self._root}/{name}"
+
+    def local_path(self, name: str) -> str | None:
+        """The file of an object where the store is a directory (so it can be mapped), else None."""
+        return self.path(name) if self._local else None
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a whole object; an existing one of that name is replaced by the same content."""
+        self._write(name, data, exclusive=False)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a whole object if the name is free; False, with nothing changed, if it is taken."""
+        return self._write(name, data, exclusive=True)
+
+    def get(self, name: str) -> bytes:
+        """Raises ``FileNotFoundError``."""
+        data: bytes = self._fs.cat_file(self.path(name))
+        return data
+
+    def get_range(self, name: str, start: int, end: int) -> bytes:
+        """Bytes ``[start, end)``. Raises ``FileNotFoundError``."""
+        data: bytes = self._fs.cat_file(self.path(name), start=start, end=end)
+        return data
+
+    def exists(self, name: str) -> bool:
+        return bool(self._fs.exists(self.path(name)))
+
+    def list(self, prefix: str) -> list[str]:
+        """Names of the objects directly or deeply below ``prefix/``, sorted."""
+        try:
+            found: Iterable[str] = self._fs.find(self.path(prefix))
+        except FileNotFoundError:
+            return []
+        cut = len(self._fs._strip_protocol(self._root)) + 1
+        return sorted(p[cut:] for p in found if not p.rsplit("/", 1)[-1].startswith(".tmp-"))
+
+    def delete(self, name: str) -> None:
+        """Remove an object; a missing one is fine (another collector was faster)."""
+        try:
+            self._fs.rm_file(self.path(name))
+        except FileNotFoundError:
+            pass
+
+    def _write(self, name: str, data: bytes, *, exclusive: bool) -> bool:
+        path = self.path(name)
+        try:
+            if self._local:
+                return _write_file(path, data, exclusive)
+            if exclusive:
+                self._fs.pipe_file(path, data, mode="create")
+            else:
+                self._fs.pipe_file(path, data)
+            return True
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno in _NO_SPACE:
+                raise CapacityError(
+                    f"no space left to write {len(data)} bytes to {path}",
+                    hint="free some disk space, then continue with --resume",
+                ) from error
+            raise
+
+
+def _write_file(path: str, data: bytes, exclusive: bool) -> bool:
+    folder, base = os.path.split(path)
+    os.makedirs(folder, exist_ok=True)
+    temporary = os.path.join(folder, f".tmp-{base}-{uuid.uuid4().hex}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+        if not exclusive:
+            os.replace(temporary, path)
+            return True
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        return True
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def _protocols(fs: Any) -> tuple[str, ...]:
+    protocol = fs.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
