@@ -7,7 +7,7 @@ business of the orchestrator.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -40,7 +40,7 @@ class Instance:
 
 
 class Platform(Protocol):
-    def invoke(self, request: Request) -> AsyncIterator[AnyFrame]:
+    def invoke(self, request: Request) -> AsyncGenerator[AnyFrame]:
         """Carry one call to an instance with room, starting one if need be and allowed.
 
         Waits while every instance is full. Yields the frames of the answer, heartbeats included;

@@ -1,0 +1,164 @@
+"""Token-level collection of a step's samples. Pure: frames in, finished samples out.
+
+The collector is the one place that knows what has been generated. It holds every token that was
+ever streamed, so an actor that dies costs only what it had not yet sent; what is left of its
+samples goes to another actor as ``SampleTask``s that start where the stream broke off.
+
+Guarantees: tokens of a sample are appended in order, exactly once; a frame that repeats positions
+already held is accepted where it agrees and changes nothing; a gap or a disagreement is an error.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rlhfless.errors import InternalError, TransientError
+from rlhfless.messages import Finished, FinishReason, SampleTask, Struct, Tokens
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample to be generated. ``group`` is the index of its prompt in the step."""
+
+    id: str
+    group: int
+    prompt: tuple[int, ...]
+    seed: int
+    max_tokens: int
+
+
+class FinishedSample(Struct, frozen=True, kw_only=True):
+    """A complete response. ``logprobs``: float32 LE, one per token; ``versions`` run-length
+    encoded as ``[version, count, ...]``."""
+
+    id: str
+    tokens: list[int]
+    logprobs: bytes
+    reason: FinishReason
+    versions: list[int]
+
+
+@dataclass
+class _Response:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: bytearray = field(default_factory=bytearray)
+    versions: list[int] = field(default_factory=list)
+    reason: FinishReason | None = None
+
+
+class Collector:
+    """State of one step's rollout."""
+
+    def __init__(self, samples: Iterable[Sample], done: Iterable[FinishedSample] = ()) -> None:
+        self.samples = {sample.id: sample for sample in samples}
+        self._responses = {sample_id: _Response() for sample_id in self.samples}
+        for finished in done:
+            response = self._responses[finished.id]
+            response.tokens = list(finished.tokens)
+            response.logprobs = bytearray(finished.logprobs)
+            response.versions = list(finished.versions)
+            response.reason = finished.reason
+
+    def tokens(self, ids: Sequence[str], frame: Tokens) -> int:
+        """Take a frame of the call that was given the samples ``ids``; returns new tokens taken."""
+        offset = taken = 0
+        if len(frame.logprobs) != 4 * len(frame.tokens):
+            raise TransientError("a token frame does not carry one log-prob per token")
+        for index, start, count in zip(frame.samples, frame.starts, frame.counts, strict=True):
+            tokens = frame.tokens[offset : offset + count]
+            logprobs = frame.logprobs[4 * offset : 4 * (offset + count)]
+            offset += count
+            taken += self._append(ids[index], start, tokens, logprobs, frame.version)
+        return taken
+
+    def finished(self, ids: Sequence[str], frame: Finished) -> list[FinishedSample]:
+        """Mark samples complete; returns those that were not before."""
+        complete = []
+        for index, reason in zip(frame.samples, frame.reasons, strict=True):
+            response = self._responses[ids[index]]
+            if response.reason is None:
+                if not response.tokens:
+                    raise TransientError(f"sample {ids[index]} ended without a token")
+                response.reason = reason
+                complete.append(self.response(ids[index]))
+        return complete
+
+    def remaining(self, ids: Iterable[str]) -> list[str]:
+        """Those of ``ids`` that are not finished, in order."""
+        return [i for i in ids if self._responses[i].reason is None]
+
+    def all_remaining(self) -> list[str]:
+        return self.remaining(self.samples)
+
+    def done(self) -> list[FinishedSample]:
+        """Every finished sample, in the step's order."""
+        return [self.response(i) for i, r in self._responses.items() if r.reason is not None]
+
+    def num_tokens(self, sample_id: str) -> int:
+        """Response tokens held of a sample."""
+        return len(self._responses[sample_id].tokens)
+
+    def tasks(self, ids: Sequence[str]) -> tuple[list[list[int]], list[SampleTask]]:
+        """The prompts (each once) and tasks of a call that generates or continues ``ids``."""
+        prompts: dict[tuple[int, ...], int] = {}
+        tasks = []
+        for sample_id in ids:
+            sample = self.samples[sample_id]
+            index = prompts.setdefault(sample.prompt, len(prompts))
+            tasks.append(
+                SampleTask(
+                    id=sample_id,
+                    prompt=index,
+                    seed=sample.seed,
+                    max_tokens=sample.max_tokens,
+                    tokens=list(self._responses[sample_id].tokens),
+                )
+            )
+        return [list(prompt) for prompt in prompts], tasks
+
+    def response(self, sample_id: str) -> FinishedSample:
+        response = self._responses[sample_id]
+        if response.reason is None:
+            raise InternalError(f"sample {sample_id} is not finished")
+        return FinishedSample(
+            id=sample_id,
+            tokens=list(response.tokens),
+            logprobs=bytes(response.logprobs),
+            reason=response.reason,
+            versions=list(response.versions),
+        )
+
+    def _append(
+        self, sample_id: str, start: int, tokens: list[int], logprobs: bytes, version: int
+    ) -> int:
+        response = self._responses[sample_id]
+        held = len(response.tokens)
+        if start > held:
+            raise TransientError(f"sample {sample_id}: tokens {held} to {start} are missing")
+        known = held - start
+        if response.tokens[start : start + len(tokens)] != tokens[:known]:
+            raise InternalError(
+                f"sample {sample_id}: a repeated stream disagrees with the tokens held",
+                hint="two instances computed different tokens for one sample and seed",
+            )
+        fresh = tokens[known:]
+        if not fresh:
+            return 0
+        if response.reason is not None:
+            raise InternalError(f"sample {sample_id}: tokens after its end")
+        response.tokens += fresh
+        response.logprobs += logprobs[4 * known :]
+        if response.versions[-2:-1] == [version]:
+            response.versions[-1] += len(fresh)
+        else:
+            response.versions += [version, len(fresh)]
+        return len(fresh)
+
+
+def logprob_values(logprobs: bytes) -> array.array[float]:
+    """Float32 LE bytes as numbers."""
+    values = array.array("f")
+    values.frombytes(logprobs)
+    return values

@@ -1,0 +1,74 @@
+"""Calls to functions, with the retries that errors of their family allow.
+
+Only ``transient`` and ``capacity`` errors are retried, a bounded number of times, after a jittered
+pause. A call keeps its id over its attempts, so a retry of work that was in fact done returns the
+first result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from controller.platforms.base import Platform
+from rlhfless.errors import InternalError, RlhflessError, is_retryable
+from rlhfless.messages import ROUTES, AnyFrame, Frame, Request
+
+F = TypeVar("F", bound=Frame)
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """``attempts`` in all; pauses grow from ``base_s`` by factors of 3, each times 0.5 to 1.5."""
+
+    attempts: int = 3
+    base_s: float = 0.1
+
+    def pause_s(self, failures: int, rng: random.Random) -> float:
+        """Seconds to wait after the given number of failures (1 or more)."""
+        factor: float = 3.0 ** (failures - 1)
+        return self.base_s * factor * rng.uniform(0.5, 1.5)
+
+
+class Dispatcher:
+    """Carries calls of one job. ``rng`` only spreads retries; it never touches results."""
+
+    def __init__(self, platform: Platform, rng: random.Random, retry: RetryPolicy) -> None:
+        self.platform = platform
+        self.retry = retry
+        self._rng = rng
+
+    async def call(self, request: Request, result: type[F]) -> F:
+        """One unary call; returns its terminal frame. Raises the call's error, or
+        ``InternalError`` when its retries are used up."""
+        failures = 0
+        while True:
+            try:
+                return await self._attempt(request, result)
+            except RlhflessError as error:
+                failures += 1
+                await self.pause_or_raise(request, error, failures)
+
+    async def pause_or_raise(self, request: Request, error: RlhflessError, failures: int) -> None:
+        """After a failed attempt: wait before the next one, or give up with a clear error."""
+        if not is_retryable(error):
+            raise error
+        if failures >= self.retry.attempts:
+            function, _ = ROUTES[type(request)]
+            raise InternalError(
+                f"the {function} function failed {failures} times in a row: {error.detail}",
+                hint=error.hint or "see the function's log in the run's logs/ folder",
+            ) from error
+        await asyncio.sleep(self.retry.pause_s(failures, self._rng))
+
+    async def _attempt(self, request: Request, result: type[F]) -> F:
+        last: AnyFrame | None = None
+        async with aclosing(self.platform.invoke(request)) as frames:
+            async for frame in frames:
+                last = frame
+        if not isinstance(last, result):
+            raise InternalError(f"expected {result.__name__}, got {type(last).__name__}")
+        return last
