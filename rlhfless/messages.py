@@ -116,14 +116,14 @@ class Tokens(Frame, frozen=True, kw_only=True):
 
 
 class Finished(Frame, frozen=True, kw_only=True):
-    """Samples (indices into the request) whose last token has been sent, with the reason of each."""
+    """Samples (indices into the request) whose last token has been sent, and why they ended."""
 
     samples: list[int]
     reasons: list[FinishReason]
 
 
 class Progress(Frame, frozen=True, kw_only=True):
-    """Load of the engine: samples in the batch, samples waiting, cached tokens, iterations so far."""
+    """Load of the engine: samples running and waiting, tokens cached, iterations so far."""
 
     running: int
     waiting: int
@@ -351,7 +351,7 @@ class Heartbeat(Frame, frozen=True, kw_only=True):
 
 
 class Drain(Frame, frozen=True, kw_only=True):
-    """The instance is going away (``reason``, e.g. ``SIGTERM``); the terminal frame follows soon."""
+    """The instance is going away (``reason``, e.g. ``SIGTERM``); the stream ends soon."""
 
     reason: str
 

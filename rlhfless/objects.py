@@ -8,6 +8,7 @@ committed by. Readers therefore see whole objects or none.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -76,10 +77,8 @@ class ObjectStore:
 
     def delete(self, name: str) -> None:
         """Remove an object; a missing one is fine (another collector was faster)."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self.path(name))
-        except FileNotFoundError:
-            pass
 
     def _write(self, name: str, data: bytes, *, exclusive: bool) -> bool:
         path = self.path(name)

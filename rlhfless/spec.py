@@ -74,7 +74,7 @@ class KlSpec(Section):
     coefficient: float = Field(default=0.0, ge=0)
     """0: no reference model is run at all."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Form of the loss term. In the reward it is always k1, the only one with the right gradient."""
+    """Form of the loss term. In the reward it is always k1: only it has the right gradient."""
     placement: Literal["loss", "reward"] = "loss"
 
 
@@ -104,7 +104,9 @@ class AlgorithmSpec(Section):
     @model_validator(mode="after")
     def _groups(self) -> Self:
         if self.name in ("grpo", "dr_grpo", "rloo") and self.group_size < 2:
-            raise ValueError(f"{self.name} compares responses of one prompt: group_size must be >= 2")
+            raise ValueError(
+                f"{self.name} compares responses of one prompt: group_size must be >= 2"
+            )
         if self.name != "ppo" and self.gamma != 1.0:
             raise ValueError("gamma below 1 needs per-token advantages: use ppo")
         return self
@@ -119,7 +121,7 @@ class RewardSpec(Section):
     """``file.py:function`` or ``package.module:function``, with TRL's signature
     ``f(prompts, completions, **columns) -> list[float | None]``; sync or async."""
     model: str | None = None
-    """A sequence-classification reward model (folder or Hub name); its first logit is the reward."""
+    """A sequence-classification model (folder or Hub name); its first logit is the reward."""
     http: str | None = None
     """A URL that takes ``{prompts, completions, columns}`` and answers ``{rewards: [...]}``."""
     weight: float = 1.0
@@ -205,7 +207,7 @@ class TrainingSpec(FunctionSpec):
     epsilon: float = Field(default=1e-8, gt=0)
     grad_clip: float | None = Field(default=1.0, gt=0)
     tokens_per_microbatch: Positive = 8192
-    """Bound on the padded tokens of one forward pass; changes memory and speed, never the result."""
+    """Bound on the padded tokens of a forward pass; changes memory and speed, not the result."""
     trainable: Literal["full", "lora", "top_layers"] = "full"
     top_layers: NonNegative = 0
     """With ``trainable: top_layers``: how many of the last blocks to train."""

@@ -1,0 +1,180 @@
+"""The job store: what a job must remember to go on after any process has died.
+
+One job's keys all begin with ``rlhfless:{job}:``. A step's journal grows while the step runs
+(finished samples, scores, reference log-probs) and is folded into one record when the step is
+committed. Commits are ordered: step n commits only on top of n - 1, checked inside Redis, so a
+step is never booked twice however often its controller dies.
+
+    job            hash    spec, status, created, notes such as the evaluation results
+    steps          hash    step -> record (JSON): metrics, version, data position
+    committed      string  number of committed steps
+    step:{n}:*     hashes  the open step's journal: samples, scores, reference
+    policy_state   string  what the policies have learned (lengths, costs), as of the last commit
+    events         stream  what happened, for people and pages
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from controller.collector import FinishedSample
+from rlhfless.errors import CapacityError, ConflictError, InternalError, TransientError
+
+_COMMIT = """
+local committed = tonumber(redis.call('GET', KEYS[1]) or '0')
+if committed ~= tonumber(ARGV[1]) then return committed end
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+redis.call('SET', KEYS[3], ARGV[3])
+redis.call('SET', KEYS[1], committed + 1)
+redis.call('DEL', KEYS[4], KEYS[5], KEYS[6])
+return -1
+"""
+
+
+class Scores(msgspec.Struct, frozen=True):
+    """A sample's reward: weighted total, and by function (None: does not apply)."""
+
+    total: float
+    parts: list[float | None]
+
+
+@dataclass
+class StepJournal:
+    """What an open step has already done, by sample id."""
+
+    samples: dict[str, FinishedSample] = field(default_factory=dict)
+    scores: dict[str, Scores] = field(default_factory=dict)
+    reference: dict[str, bytes] = field(default_factory=dict)
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A committed step. ``position`` is where the data order goes on."""
+
+    step: int
+    version: int
+    metrics: dict[str, float]
+    position: dict[str, int]
+    plan: dict[str, Any] = {}
+
+
+_samples = msgspec.msgpack.Decoder(FinishedSample)
+_scores = msgspec.msgpack.Decoder(Scores)
+_records = msgspec.json.Decoder(StepRecord)
+
+
+class JobStore:
+    """One job's state in Redis. Raises ``TransientError`` when Redis cannot be reached after its
+    client's own retries, ``CapacityError`` when it cannot persist."""
+
+    def __init__(self, redis: Redis, job: str) -> None:
+        self.job = job
+        self._redis = redis
+        self._prefix = f"rlhfless:{{{job}}}:"
+        self._commit_script = redis.register_script(_COMMIT)
+
+    async def create(self, spec: str) -> None:
+        """Register the job. Raises ``ConflictError`` if the id is taken."""
+        if not await self._do(self._redis.hsetnx(self._key("job"), "spec", spec)):
+            raise ConflictError(f"job {self.job} exists already")
+
+    async def exists(self) -> bool:
+        return bool(await self._do(self._redis.hexists(self._key("job"), "spec")))
+
+    async def note(self, name: str, value: Any) -> None:
+        """Keep a JSON value with the job (status, evaluation results)."""
+        await self._do(self._redis.hset(self._key("job"), name, json.dumps(value)))
+
+    async def notes(self) -> dict[str, Any]:
+        raw = await self._do(self._redis.hgetall(self._key("job")))
+        notes = {k.decode(): v.decode() for k, v in raw.items()}
+        return {k: v if k == "spec" else json.loads(v) for k, v in notes.items()}
+
+    async def committed_steps(self) -> int:
+        return int(await self._do(self._redis.get(self._key("committed"))) or 0)
+
+    async def records(self) -> list[StepRecord]:
+        """All committed steps, in order."""
+        raw = await self._do(self._redis.hgetall(self._key("steps")))
+        return sorted((_records.decode(value) for value in raw.values()), key=lambda r: r.step)
+
+    async def step_journal(self, step: int) -> StepJournal:
+        """What an interrupted attempt at this step left."""
+        pipe = self._redis.pipeline(transaction=False)
+        for part in ("samples", "scores", "reference"):
+            pipe.hgetall(self._step_key(step, part))
+        samples, scores, reference = await self._do(pipe.execute())
+        return StepJournal(
+            samples={k.decode(): _samples.decode(v) for k, v in samples.items()},
+            scores={k.decode(): _scores.decode(v) for k, v in scores.items()},
+            reference={k.decode(): v for k, v in reference.items()},
+        )
+
+    async def add_samples(self, step: int, samples: Iterable[FinishedSample]) -> None:
+        await self._add(step, "samples", {s.id: msgspec.msgpack.encode(s) for s in samples})
+
+    async def add_scores(self, step: int, scores: Mapping[str, Scores]) -> None:
+        await self._add(step, "scores", {k: msgspec.msgpack.encode(s) for k, s in scores.items()})
+
+    async def add_reference(self, step: int, logprobs: Mapping[str, bytes]) -> None:
+        await self._add(step, "reference", logprobs)
+
+    async def commit(self, record: StepRecord, policy_state: bytes) -> None:
+        """Fold the step's journal into its record. Repeating a commit is harmless; a commit out of
+        order raises ``InternalError``."""
+        keys = ["committed", "steps", "policy_state"]
+        parts = ("samples", "scores", "reference")
+        committed = int(
+            await self._do(
+                self._commit_script(
+                    keys=[
+                        *map(self._key, keys),
+                        *(self._step_key(record.step, part) for part in parts),
+                    ],
+                    args=[record.step, msgspec.json.encode(record), policy_state],
+                )
+            )
+        )
+        if committed not in (-1, record.step + 1):
+            raise InternalError(f"step {record.step} cannot be committed: {committed} steps are")
+
+    async def policy_state(self) -> bytes | None:
+        return cast("bytes | None", await self._do(self._redis.get(self._key("policy_state"))))
+
+    async def event(self, kind: str, message: str, **data: Any) -> None:
+        fields = {"kind": kind, "message": message, "data": json.dumps(data)}
+        await self._do(
+            self._redis.xadd(
+                self._key("events"), cast(Any, fields), maxlen=10_000, approximate=True
+            )
+        )
+
+    def _key(self, name: str) -> str:
+        return self._prefix + name
+
+    def _step_key(self, step: int, part: str) -> str:
+        return self._key(f"step:{step}:{part}")
+
+    async def _add(self, step: int, part: str, values: Mapping[str, bytes]) -> None:
+        if values:
+            await self._do(
+                self._redis.hset(self._step_key(step, part), mapping=cast(Any, dict(values)))
+            )
+
+    async def _do(self, command: Any) -> Any:
+        try:
+            return await command
+        except RedisError as error:
+            text = str(error)
+            if text.startswith(("MISCONF", "OOM")):
+                raise CapacityError(
+                    f"the job store cannot persist: {text}",
+                    hint="free some disk space or memory, then continue with --resume",
+                ) from error
+            raise TransientError(f"the job store cannot be reached: {text}") from error

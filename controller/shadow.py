@@ -1,0 +1,62 @@
+"""Scoring in the shadow of the rollout: work is taken up as it comes, in batches.
+
+Samples finish one by one. Scoring each alone would pay a call for each; waiting for the last would
+leave the functions idle. A ``Shadow`` gathers what has finished and, whenever one of its workers is
+free and enough has come together (or nothing more will come), scores it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+
+class Shadow:
+    """Feeds ``score`` with batches of sample ids.
+
+    ``min_batch``: samples worth a call while more are to come. ``workers``: calls at once. ``run``
+    returns when ``close`` has been called and everything added is scored; an error of ``score``
+    leaves ``run`` at once.
+    """
+
+    def __init__(
+        self, score: Callable[[Sequence[str]], Awaitable[None]], *, min_batch: int, workers: int
+    ) -> None:
+        self._score = score
+        self._min_batch = min_batch
+        self._workers = workers
+        self._pending: list[str] = []
+        self._closed = False
+        self._changed = asyncio.Condition()
+
+    async def add(self, sample_ids: Sequence[str]) -> None:
+        async with self._changed:
+            self._pending += sample_ids
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        """Nothing more will be added."""
+        async with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for index in range(self._workers):
+                group.create_task(self._work(), name=f"shadow-{index}")
+
+    async def _work(self) -> None:
+        while batch := await self._take():
+            await self._score(batch)
+
+    async def _take(self) -> list[str]:
+        """The next batch; empty when all is done. At the end workers share what is left."""
+        async with self._changed:
+            await self._changed.wait_for(
+                lambda: self._closed or len(self._pending) >= self._min_batch
+            )
+            size = len(self._pending)
+            if self._closed and self._workers > 1:
+                size = max(self._min_batch, -(-size // self._workers))
+            batch, self._pending = self._pending[:size], self._pending[size:]
+            return batch
