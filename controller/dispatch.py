@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
 from controller.platforms.base import Platform
+from controller.timeline import Timeline
 from rlhfless.errors import InternalError, RlhflessError, is_retryable
-from rlhfless.messages import ROUTES, AnyFrame, Frame, Request
+from rlhfless.messages import ROUTES, AnyFrame, Frame, FunctionName, Heartbeat, Request
 
 F = TypeVar("F", bound=Frame)
 
@@ -36,10 +38,37 @@ class RetryPolicy:
 class Dispatcher:
     """Carries calls of one job. ``rng`` only spreads retries; it never touches results."""
 
-    def __init__(self, platform: Platform, rng: random.Random, retry: RetryPolicy) -> None:
+    def __init__(
+        self, platform: Platform, timeline: Timeline, rng: random.Random, retry: RetryPolicy
+    ) -> None:
         self.platform = platform
+        self.timeline = timeline
         self.retry = retry
         self._rng = rng
+
+    async def stream(self, request: Request) -> AsyncGenerator[AnyFrame]:
+        """One attempt of a call: its frames, heartbeats left out, the terminal frame last.
+
+        Books the call's wall time and, of that, the seconds the function worked.
+        """
+        function, _ = ROUTES[type(request)]
+        loop = asyncio.get_running_loop()
+        start_s = loop.time()
+        busy_s = 0.0
+        try:
+            async with aclosing(self.platform.invoke(request)) as frames:
+                async for frame in frames:
+                    if isinstance(frame, Heartbeat):
+                        busy_s = frame.busy_s
+                    else:
+                        yield frame
+        finally:
+            self.timeline.add(function, start_s, loop.time(), busy_s)
+
+    def warm(self, function: FunctionName) -> int:
+        """Instances of a function that are past their cold start."""
+        instances = self.platform.instances()
+        return sum(i.function == function and i.state in ("idle", "busy") for i in instances)
 
     async def call(self, request: Request, result: type[F]) -> F:
         """One unary call; returns its terminal frame. Raises the call's error, or
@@ -66,7 +95,7 @@ class Dispatcher:
 
     async def _attempt(self, request: Request, result: type[F]) -> F:
         last: AnyFrame | None = None
-        async with aclosing(self.platform.invoke(request)) as frames:
+        async with aclosing(self.stream(request)) as frames:
             async for frame in frames:
                 last = frame
         if not isinstance(last, result):

@@ -89,9 +89,7 @@ class Ledger:
         if current is not None:
             self._close_span(instance, current, now_s)
 
-    def usage(
-        self, now_s: float, since_s: float = float("-inf")
-    ) -> dict[FunctionName, Usage]:
+    def usage(self, now_s: float, since_s: float = float("-inf")) -> dict[FunctionName, Usage]:
         """Usage by function within ``[since_s, now_s)``, running instances included."""
         seconds: dict[FunctionName, dict[Phase, float]] = defaultdict(lambda: defaultdict(float))
         for span in (*self.spans, *self._running(now_s)):

@@ -1,0 +1,89 @@
+"""Accuracy on the held-out set: a rollout and rewards without training."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from controller import planning
+from controller.collector import Collector, FinishedSample, Sample
+from controller.job import Event, Job
+from controller.planning import PolicyState
+from controller.rollout import RolloutTask, run_rollout
+from controller.scoring import Scoring
+from rlhfless.seeds import derive
+
+
+class EvaluatedSample(msgspec.Struct, frozen=True):
+    prompt: Any
+    completion: str
+    reward: float
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """``accuracy``: share of responses whose total reward reaches the threshold."""
+
+    version: int
+    accuracy: float
+    reward_mean: float
+    length_mean: float
+    samples: list[EvaluatedSample]
+
+
+SHOWN = 3
+"""Samples kept with an evaluation, the same prompts and seeds each time."""
+
+
+async def evaluate(job: Job, step: int, version: int, state: PolicyState) -> Evaluation:
+    """Sample the evaluation set with ``version`` and score it. The seeds do not depend on the
+    version, so before and after answer the same questions with the same luck."""
+    spec = job.spec.evaluation
+    assert spec is not None
+    samples = [
+        Sample(
+            id=f"eval-{version}/{row}/{k}",
+            group=row,
+            prompt=prompt.tokens,
+            seed=derive(job.spec.seed, "eval", row, k),
+            max_tokens=job.spec.rollout.max_tokens,
+        )
+        for row, prompt in enumerate(job.evaluation)
+        for k in range(spec.samples_per_prompt)
+    ]
+    prompt_of = {sample.id: job.evaluation[sample.group] for sample in samples}
+    keys = [prompt.key for prompt in job.evaluation]
+    warm = job.dispatcher.warm("rollout")
+    decision = planning.assign(job.spec, samples, keys, state, warm)
+    job.observe(Event("evaluate", f"version {version}", {"actors": decision.chosen.num_actors}))
+    collector = Collector(samples)
+    scoring = Scoring(job, step, prompt_of, journal=None)
+
+    async def on_finished(finished: list[FinishedSample]) -> None:
+        await scoring.add(finished)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(scoring.run(), name="scoring")
+        await run_rollout(
+            job,
+            RolloutTask(step=step, version=version, name="eval", temperature=spec.temperature),
+            collector,
+            decision.chosen.assignment,
+            on_finished,
+        )
+        await scoring.close()
+
+    finished = collector.done()
+    totals = [scoring.scores[s.id].total for s in finished]
+    texts = job.tokenizer.decode([s.tokens for s in finished[:SHOWN]])
+    return Evaluation(
+        version=version,
+        accuracy=sum(t >= spec.threshold for t in totals) / len(totals),
+        reward_mean=sum(totals) / len(totals),
+        length_mean=sum(len(s.tokens) for s in finished) / len(finished),
+        samples=[
+            EvaluatedSample(prompt_of[s.id].row.prompt, text, total)
+            for s, text, total in zip(finished, texts, totals, strict=False)
+        ],
+    )

@@ -1,0 +1,206 @@
+"""A job from its first to its last step: evaluate, step, step, ..., evaluate, export.
+
+One ``Orchestrator`` drives one job. It needs the platform, the stores and the loop's clock, and
+keeps nothing that is not also in the journal, so ``run`` can be called again after any crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from controller.dataset import Position
+from controller.evaluation import Evaluation, evaluate
+from controller.job import Event, Job
+from controller.ledger import Usage
+from controller.planning import PolicyState, decode_state
+from controller.requests import export_request
+from controller.step import StepResult, run_step
+from rlhfless.errors import UserError
+from rlhfless.messages import ExportDone, FunctionName
+from rlhfless.versions import collect
+
+Status = Literal["succeeded", "paused"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. ``usage`` and ``wall_s`` include earlier runs of a resumed job."""
+
+    status: Status
+    reason: str
+    steps: int
+    version: int
+    before: Evaluation | None
+    after: Evaluation | None
+    usage: dict[FunctionName, Usage]
+    wall_s: float
+
+
+class Orchestrator:
+    """Drives ``job``; ``export_folder`` receives the final model."""
+
+    def __init__(self, job: Job, export_folder: str) -> None:
+        self.job = job
+        self._export_folder = export_folder
+        self._total_steps = job.order.num_steps(
+            job.spec.training.prompts_per_step, job.spec.training.steps, job.spec.training.epochs
+        )
+        self._earlier: dict[FunctionName, Usage] = {}
+        self._earlier_wall_s = 0.0
+        self._start_s = 0.0
+
+    @property
+    def total_steps(self) -> int:
+        return self._total_steps
+
+    async def run(self) -> Outcome:
+        """Run, or go on with, the job. Errors pass through; the journal is intact after them."""
+        job = self.job
+        loop = asyncio.get_running_loop()
+        self._start_s = loop.time()
+        records = await job.journal.records()
+        notes = await job.journal.notes()
+        self._restore_usage(notes)
+        state = decode_state(await job.journal.policy_state())
+        await job.journal.note("status", "running")
+        for record in records:
+            job.observe(Event("step", f"step {record.step + 1}", {"metrics": record.metrics}))
+        await self._warm_up()
+
+        before = await self._evaluation("eval_before", 0, notes, state)
+        step_end_s = loop.time()
+        position = Position()
+        version = 0
+        if records:
+            position = msgspec.convert(records[-1].position, Position)
+            version = records[-1].version
+        for step in range(len(records), self._total_steps):
+            if (reason := self._over_budget()) is not None:
+                return await self._pause(reason, step, version, before)
+            result = await run_step(
+                job, step, version, position, state, self._total_steps, step_end_s
+            )
+            step_end_s, version, state = result.end_s, result.record.version, result.state
+            position = result.plan.position
+            await self._after_step(result)
+            if self._wants_evaluation(step):
+                await self._evaluation(f"eval_{step + 1}", step + 1, notes, state, version)
+                step_end_s = loop.time()
+
+        after = await self._evaluation("eval_after", self._total_steps, notes, state, version)
+        job.observe(Event("export", self._export_folder))
+        await job.dispatcher.call(
+            export_request(job, self._total_steps, version, self._export_folder), ExportDone
+        )
+        await job.journal.note("status", "succeeded")
+        return self._outcome(
+            "succeeded", "all steps done", self._total_steps, version, before, after
+        )
+
+    async def save_usage(self) -> None:
+        """Keep what was spent so far with the job, so that a resumed run adds to it."""
+        usage = {f: [u.cold_s, u.busy_s, u.idle_s, u.usd] for f, u in self._usage().items()}
+        await self.job.journal.note("usage", usage)
+        await self.job.journal.note("wall_s", self._wall_s())
+
+    async def _warm_up(self) -> None:
+        """Start cold functions side by side instead of one after the other at first use."""
+        for function in self.job.spec.functions():
+            count = self.job.spec.function(function).max_instances if function == "rollout" else 1
+            await self.job.dispatcher.platform.scale(function, count)
+
+    async def _after_step(self, result: StepResult) -> None:
+        job = self.job
+        await asyncio.to_thread(
+            collect, job.objects, job.id, keep_last=job.spec.training.keep_versions
+        )
+        await self.save_usage()
+        job.observe(
+            Event(
+                "step",
+                f"step {result.record.step + 1} of {self._total_steps}",
+                {"metrics": result.record.metrics, "result": result},
+            )
+        )
+
+    async def _evaluation(
+        self, name: str, step: int, notes: dict[str, object], state: PolicyState, version: int = 0
+    ) -> Evaluation | None:
+        """Evaluate once; an evaluation made before an interruption is taken from the journal."""
+        if self.job.spec.evaluation is None:
+            return None
+        if name in notes:
+            found = msgspec.convert(notes[name], Evaluation)
+        else:
+            found = await evaluate(self.job, step, version, state)
+            await self.job.journal.note(name, msgspec.to_builtins(found))
+        self.job.observe(Event("evaluated", name, {"step": step, "evaluation": found}))
+        return found
+
+    def _wants_evaluation(self, step: int) -> bool:
+        spec = self.job.spec.evaluation
+        return (
+            spec is not None
+            and spec.every > 0
+            and (step + 1) % spec.every == 0
+            and step + 1 < self._total_steps
+        )
+
+    def _over_budget(self) -> str | None:
+        """Why the budget allows no further step, if it does not."""
+        budget = self.job.spec.budget
+        used = sum(self._usage().values(), Usage())
+        if budget.max_function_seconds is not None and used.held_s >= budget.max_function_seconds:
+            return (
+                f"{used.held_s:.0f} function-seconds held, "
+                f"budget.max_function_seconds is {budget.max_function_seconds:g}"
+            )
+        if budget.max_usd is not None and used.usd is not None and used.usd >= budget.max_usd:
+            return f"{used.usd:.2f} USD spent, budget.max_usd is {budget.max_usd:g}"
+        return None
+
+    async def _pause(
+        self, reason: str, steps: int, version: int, before: Evaluation | None
+    ) -> Outcome:
+        if self.job.spec.budget.on_exceed == "fail":
+            await self.job.journal.note("status", "failed")
+            raise UserError(
+                f"the budget is used up after {steps} steps: {reason}",
+                param="budget",
+                hint="raise the budget and continue with --resume",
+            )
+        await self.job.journal.note("status", "paused")
+        return self._outcome("paused", reason, steps, version, before, None)
+
+    def _outcome(
+        self,
+        status: Status,
+        reason: str,
+        steps: int,
+        version: int,
+        before: Evaluation | None,
+        after: Evaluation | None,
+    ) -> Outcome:
+        return Outcome(status, reason, steps, version, before, after, self._usage(), self._wall_s())
+
+    def _usage(self) -> dict[FunctionName, Usage]:
+        now = self.job.ledger.usage(asyncio.get_running_loop().time())
+        functions = now.keys() | self._earlier.keys()
+        return {f: now.get(f, Usage()) + self._earlier.get(f, Usage()) for f in sorted(functions)}
+
+    def _wall_s(self) -> float:
+        return self._earlier_wall_s + asyncio.get_running_loop().time() - self._start_s
+
+    def _restore_usage(self, notes: dict[str, object]) -> None:
+        usage = notes.get("usage", {})
+        self._earlier = {
+            function: Usage(*values)
+            for function, values in msgspec.convert(
+                usage, dict[FunctionName, tuple[float, float, float, float | None]]
+            ).items()
+        }
+        self._earlier_wall_s = msgspec.convert(notes.get("wall_s", 0.0), float)

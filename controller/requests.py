@@ -1,0 +1,215 @@
+"""From a job to the requests its functions get: the one place where spec fields become wire fields."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from controller.collector import Collector, FinishedSample
+from controller.job import Job, Prompt
+from rlhfless.messages import (
+    Algorithm,
+    BatchRef,
+    CallInfo,
+    ExportRequest,
+    FunctionName,
+    LogprobsRequest,
+    ModelRef,
+    Optimization,
+    RewardFunction,
+    RewardRequest,
+    RolloutRequest,
+    SamplingParams,
+    TrainRequest,
+)
+from rlhfless.seeds import derive
+from rlhfless.spec import JobSpec, RewardSpec, reward_name
+
+_ADVANTAGE = {
+    "grpo": "group_norm",
+    "dr_grpo": "group_mean",
+    "rloo": "rloo",
+    "reinforce_pp": "batch_norm",
+    "ppo": "gae",
+}
+
+
+def call_info(job: Job, step: int, function: FunctionName, shard: str) -> CallInfo:
+    """The id names the work: job, step, function and shard; a retry keeps it."""
+    return CallInfo(
+        id=f"step-{step:06d}/{function}/{shard}",
+        job=job.id,
+        step=step,
+        deadline_s=job.spec.function(function).call_timeout_s,
+        store=job.objects.url,
+    )
+
+
+def model_ref(job: Job, version: int) -> ModelRef:
+    return ModelRef(
+        path=job.spec.model.path, job=job.id, version=version, dtype=job.spec.model.dtype
+    )
+
+
+def rollout_request(
+    job: Job,
+    step: int,
+    version: int,
+    collector: Collector,
+    ids: Sequence[str],
+    shard: str,
+    temperature: float | None = None,
+) -> RolloutRequest:
+    """Generate, or continue, the samples ``ids``."""
+    rollout = job.spec.rollout
+    prompts, tasks = collector.tasks(ids)
+    return RolloutRequest(
+        call=call_info(job, step, "rollout", shard),
+        model=model_ref(job, version),
+        sampling=SamplingParams(
+            temperature=rollout.temperature if temperature is None else temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            stop_token_ids=job.stop_token_ids,
+        ),
+        prompts=prompts,
+        samples=tasks,
+        max_batch=rollout.max_batch,
+    )
+
+
+def reward_request(
+    job: Job, step: int, samples: Sequence[FinishedSample], prompts: Sequence[Prompt]
+) -> RewardRequest:
+    """Score ``samples``; ``prompts[i]`` is the prompt of ``samples[i]``."""
+    texts = job.tokenizer.decode([sample.tokens for sample in samples])
+    rows = [prompt.row for prompt in prompts]
+    columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
+    return RewardRequest(
+        call=call_info(job, step, "reward", _shard([s.id for s in samples])),
+        functions=reward_functions(job.spec),
+        sample_ids=[sample.id for sample in samples],
+        prompts=[row.prompt for row in rows],
+        completions=[
+            text if isinstance(row.prompt, str) else [{"role": "assistant", "content": text}]
+            for text, row in zip(texts, rows, strict=True)
+        ],
+        completion_ids=[sample.tokens for sample in samples],
+        columns=columns,
+    )
+
+
+def reward_functions(spec: JobSpec) -> list[RewardFunction]:
+    return [_reward_function(reward) for reward in spec.rewards]
+
+
+def _reward_function(reward: RewardSpec) -> RewardFunction:
+    common = {"name": reward_name(reward), "weight": reward.weight, "timeout_s": reward.timeout_s}
+    if reward.python is not None:
+        return RewardFunction(
+            kind="python",
+            target=reward.python,
+            memory_bytes=(reward.memory_mb or 0) << 20,
+            network=reward.network,
+            **common,  # type: ignore[arg-type]
+        )
+    if reward.model is not None:
+        return RewardFunction(kind="model", target=reward.model, **common)  # type: ignore[arg-type]
+    assert reward.http is not None
+    return RewardFunction(kind="http", target=reward.http, **common)  # type: ignore[arg-type]
+
+
+def reference_request(
+    job: Job, step: int, samples: Sequence[FinishedSample], prompts: Sequence[Prompt]
+) -> LogprobsRequest:
+    """Log-probs of ``samples`` under the initial model."""
+    return LogprobsRequest(
+        call=call_info(job, step, "reference", _shard([s.id for s in samples])),
+        model=model_ref(job, 0),
+        prompts=[list(prompt.tokens) for prompt in prompts],
+        responses=[sample.tokens for sample in samples],
+        temperature=job.spec.rollout.temperature,
+        tokens_per_microbatch=job.spec.reference.tokens_per_microbatch,
+    )
+
+
+def train_request(
+    job: Job, step: int, version: int, batch: BatchRef, position: dict[str, int], total_steps: int
+) -> TrainRequest:
+    """Turn ``version`` into the next one with ``batch``."""
+    training = job.spec.training
+    last = step + 1 == total_steps
+    return TrainRequest(
+        call=call_info(job, step, "training", "train"),
+        model=model_ref(job, version),
+        batch=batch,
+        algorithm=algorithm(job.spec),
+        optimization=optimization(job.spec, total_steps),
+        seed=derive(job.spec.seed, "train", step),
+        temperature=job.spec.rollout.temperature,
+        max_tokens=job.spec.rollout.max_tokens,
+        checkpoint=last or (step + 1) % training.checkpoint_every == 0,
+        data_position=position,
+    )
+
+
+def export_request(job: Job, step: int, version: int, folder: str) -> ExportRequest:
+    return ExportRequest(
+        call=call_info(job, step, "training", f"export-{version}-{_shard([folder])}"),
+        model=model_ref(job, version),
+        folder=folder,
+    )
+
+
+def algorithm(spec: JobSpec) -> Algorithm:
+    a = spec.algorithm
+    default_aggregation = "sequence_sum" if a.name == "dr_grpo" else "token_mean"
+    return Algorithm(
+        name=a.name,
+        advantage=_ADVANTAGE[a.name],  # type: ignore[arg-type]
+        clip_low=a.clip_low,
+        clip_high=a.clip_high,
+        dual_clip=a.dual_clip,
+        loss_aggregation=a.loss_aggregation or default_aggregation,  # type: ignore[arg-type]
+        kl_coefficient=a.kl.coefficient,
+        kl_estimator=a.kl.estimator,
+        kl_placement=a.kl.placement,
+        entropy_coefficient=a.entropy_coefficient,
+        gamma=a.gamma,
+        gae_lambda=a.gae_lambda,
+        value_coefficient=a.value_coefficient,
+        value_clip=a.value_clip,
+        value_learning_rate=a.value_learning_rate,
+        value_warmup_steps=a.value_warmup_steps,
+    )
+
+
+def optimization(spec: JobSpec, total_steps: int) -> Optimization:
+    t = spec.training
+    return Optimization(
+        learning_rate=t.learning_rate,
+        total_steps=total_steps,
+        schedule=t.schedule,
+        warmup_steps=t.warmup_steps,
+        minibatches=t.minibatches,
+        passes=t.passes,
+        weight_decay=t.weight_decay,
+        beta1=t.betas[0],
+        beta2=t.betas[1],
+        epsilon=t.epsilon,
+        grad_clip=t.grad_clip,
+        tokens_per_microbatch=t.tokens_per_microbatch,
+        trainable=t.trainable,
+        top_layers=t.top_layers,
+        lora_rank=t.lora.rank,
+        lora_alpha=t.lora.alpha,
+        lora_dropout=t.lora.dropout,
+        lora_targets=t.lora.targets,
+        autocast=t.autocast,
+        gradient_checkpointing=t.gradient_checkpointing,
+    )
+
+
+def _shard(ids: Sequence[str]) -> str:
+    """A name that follows from the samples of a call."""
+    return hashlib.blake2b("\n".join(ids).encode(), digest_size=8).hexdigest()

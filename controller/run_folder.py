@@ -1,0 +1,194 @@
+"""The folder of a run: what a person finds there, and the lock that keeps two runs out of it.
+
+    job.yaml        the resolved spec
+    metrics.jsonl   one JSON object a step
+    samples/        step-000001.jsonl ...: every rollout with its rewards
+    summary.json    how it ended
+    progress.png    reward and response length over the steps
+    weights/        the final model, ready for transformers
+    logs/           one file a function instance
+    store/          object store: weight versions, batches, results
+    redis/          job store
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from controller.job_store import StepRecord
+from controller.step import StepResult
+from rlhfless.errors import CapacityError, ConflictError, UserError
+from rlhfless.spec import JobSpec, reward_name
+from rlhfless.spec_file import dump_spec, load_spec
+
+_RESUMABLE_CHANGES = ("budget", "evaluation.every", "metadata", "objective", "training.steps")
+_RESUMABLE_FIELDS = (
+    "max_instances",
+    "threads",
+    "idle_timeout_s",
+    "call_timeout_s",
+    "price_usd_per_hour",
+    "tokens_per_microbatch",
+    "max_batch",
+    "checkpoint_every",
+    "keep_versions",
+)
+
+
+class RunFolder:
+    """Opens (``create`` or ``resume``) and locks a folder; release it with ``close``."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self._lock: int | None = None
+
+    def create(self, spec: JobSpec) -> None:
+        """Take a fresh folder. Raises ``ConflictError`` if a run lies there already."""
+        try:
+            os.makedirs(self.path, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write to {self.path}: {error.strerror}") from error
+        self._take_lock()
+        if os.path.exists(self.file("job.yaml")):
+            self.close()
+            raise ConflictError(
+                f"{self.path} holds a run already",
+                hint="continue it with --resume, or name another folder with --out",
+            )
+        self.write("job.yaml", dump_spec(spec))
+
+    def resume(self, spec: JobSpec) -> None:
+        """Take a folder back whose run was interrupted. Raises ``UserError`` if there is none, or
+        if ``spec`` asks for another job than the one that lies there."""
+        if not os.path.exists(self.file("job.yaml")):
+            raise UserError(
+                f"there is no run to resume in {self.path}", hint="run without --resume to start one"
+            )
+        self._take_lock()
+        changed = changed_fields(load_spec(self.file("job.yaml")), spec)
+        if changed:
+            self.close()
+            raise UserError(
+                f"{self.path} was started with other settings: {', '.join(changed)}",
+                param=changed[0],
+                hint="undo the changes, or start a new run without --resume",
+            )
+        self.write("job.yaml", dump_spec(spec))
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def file(self, *names: str) -> str:
+        return os.path.join(self.path, *names)
+
+    def write(self, name: str, text: str) -> None:
+        """Replace a file as a whole."""
+        path = self.file(name)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path + ".tmp", "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(path + ".tmp", path)
+        except OSError as error:
+            raise CapacityError(
+                f"cannot write {path}: {error.strerror}",
+                hint="make room there, then continue with --resume",
+            ) from error
+
+    def rewrite_metrics(self, records: Iterable[StepRecord]) -> None:
+        """Bring ``metrics.jsonl`` in line with the journal, which is the truth."""
+        lines = [json.dumps(record.metrics) for record in records]
+        self.write("metrics.jsonl", "".join(line + "\n" for line in lines))
+
+    def add_step(self, result: StepResult, spec: JobSpec, texts: list[str]) -> None:
+        """Append a step's metrics and write its samples (``texts``: decoded responses)."""
+        names = [reward_name(reward) for reward in spec.rewards]
+        prompt_of = result.plan.prompt_of
+        lines = []
+        for sample, text in zip(result.samples, texts, strict=True):
+            prompt = prompt_of[sample.id]
+            scores = result.scores[sample.id]
+            row: dict[str, Any] = {
+                "id": sample.id,
+                "prompt": prompt.row.prompt,
+                "completion": text,
+                "reward": scores.total,
+                "rewards": dict(zip(names, scores.parts, strict=True)),
+                "num_tokens": len(sample.tokens),
+                "finish_reason": sample.reason,
+                "version": sample.versions[0],
+            }
+            lines.append(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        self.write(f"samples/step-{result.record.step + 1:06d}.jsonl", "".join(lines))
+        self._append("metrics.jsonl", json.dumps(result.record.metrics) + "\n")
+
+    def _append(self, name: str, text: str) -> None:
+        path = self.file(name)
+        try:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise CapacityError(
+                f"cannot write {path}: {error.strerror}",
+                hint="make room there, then continue with --resume",
+            ) from error
+
+    def _take_lock(self) -> None:
+        lock = os.open(self.file(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise ConflictError(
+                f"another rlhfless run is at work in {self.path}",
+                hint="wait for it, or name another folder with --out",
+            ) from None
+        self._lock = lock
+
+
+def free_folder(root: str, name: str) -> str:
+    """The first of ``root/name``, ``root/name-2``, ... that holds no run yet."""
+    number = 1
+    while True:
+        path = os.path.join(root, name if number == 1 else f"{name}-{number}")
+        if not os.path.exists(os.path.join(path, "job.yaml")):
+            return path
+        number += 1
+
+
+def latest_folder(root: str, name: str) -> str:
+    """The newest of the folders ``free_folder`` would have made; the first if there is none."""
+    number = 2
+    while os.path.exists(os.path.join(root, f"{name}-{number}", "job.yaml")):
+        number += 1
+    return os.path.join(root, name if number == 2 else f"{name}-{number - 1}")
+
+
+def changed_fields(old: JobSpec, new: JobSpec) -> list[str]:
+    """Dotted names of fields that differ and that decide what a job computes."""
+    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    differing = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    return [
+        key
+        for key in differing
+        if not key.startswith(_RESUMABLE_CHANGES) and key.split(".")[-1] not in _RESUMABLE_FIELDS
+    ]
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = dict(enumerate(value)).items()
+    else:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, child in items:
+        flat |= _flat(child, f"{prefix}.{key}" if prefix else str(key))
+    return flat
