@@ -22,7 +22,8 @@ class RlhflessError(Exception):
     """Base of all errors a caller may meet.
 
     ``detail`` is one or two sentences for a person; ``hint`` says what to do next; ``param`` is the
-    path of the job-spec field or request field at fault, e.g. ``dataset.columns.prompt``.
+    path of the job-spec field or request field at fault, e.g. ``dataset.columns.prompt``; ``trace``
+    is a trace for whoever asks for it (``--verbose``), e.g. that of the user's own code.
     """
 
     category: ClassVar[Category] = "internal"
@@ -30,11 +31,19 @@ class RlhflessError(Exception):
     exit_code: ClassVar[int] = 5
     status: ClassVar[int] = 500
 
-    def __init__(self, detail: str, *, param: str | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        detail: str,
+        *,
+        param: str | None = None,
+        hint: str | None = None,
+        trace: str | None = None,
+    ) -> None:
         super().__init__(detail)
         self.detail = detail
         self.param = param
         self.hint = hint
+        self.trace = trace
 
     def to_problem(self) -> dict[str, Any]:
         """The problem document (RFC 9457) of this error; absent members are left out."""
@@ -49,6 +58,8 @@ class RlhflessError(Exception):
             problem["param"] = self.param
         if self.hint is not None:
             problem["hint"] = self.hint
+        if self.trace is not None:
+            problem["trace"] = self.trace
         return problem
 
 
@@ -100,7 +111,12 @@ def from_problem(problem: dict[str, Any]) -> RlhflessError:
         str(problem.get("category")), InternalError
     )
     detail = str(problem.get("detail") or problem.get("title") or "unknown error")
-    return cls(detail, param=problem.get("param"), hint=problem.get("hint"))
+    return cls(
+        detail,
+        param=problem.get("param"),
+        hint=problem.get("hint"),
+        trace=problem.get("trace"),
+    )
 
 
 def is_retryable(error: BaseException) -> bool:
