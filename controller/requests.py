@@ -1,4 +1,4 @@
-"""From a job to the requests its functions get: the one place where spec fields become wire fields."""
+"""From a job to the requests its functions get: where spec fields become wire fields."""
 
 from __future__ import annotations
 

@@ -1,0 +1,60 @@
+"""Errors as a person meets them: what is wrong, what to do, an exit code; no stack trace unless
+asked for."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from rlhfless.errors import RlhflessError
+
+INTERRUPTED = 130
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first leaf of nested exception groups: task groups wrap what went wrong in them. Our own
+    errors go before others, which are often their consequence."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    leaves = [first_error(child) for child in error.exceptions]
+    return next((leaf for leaf in leaves if isinstance(leaf, RlhflessError)), leaves[0])
+
+
+def print_error(error: RlhflessError) -> None:
+    first, *more = error.detail.splitlines() or ["unknown error"]
+    typer.secho(f"error: {first}", fg=typer.colors.RED, err=True)
+    for line in more:
+        typer.echo(f"       {line}", err=True)
+    if error.hint:
+        typer.echo(f"hint:  {error.hint}", err=True)
+
+
+@contextmanager
+def reporting(verbose: bool) -> Iterator[None]:
+    """Turn what is raised inside into a message and an exit code."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort):
+        raise
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    except BaseException as raised:  # the boundary of the program
+        error = first_error(raised)
+        if isinstance(error, KeyboardInterrupt):
+            raise typer.Exit(INTERRUPTED) from None
+        if verbose:
+            traceback.print_exception(raised, file=sys.stderr)
+        if isinstance(error, RlhflessError):
+            print_error(error)
+            raise typer.Exit(error.exit_code) from None
+        if isinstance(error, SystemExit | GeneratorExit):
+            raise
+        typer.secho(f"error: {type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
+        if not verbose:
+            typer.echo("hint:  this is a defect; --verbose shows where it happened", err=True)
+        raise typer.Exit(1) from None

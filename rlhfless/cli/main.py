@@ -1,0 +1,119 @@
+"""``rlhfless``: the command line.
+
+Exit codes: 0 done; 1 unexpected; 2 the job or the command is wrong; 3 no capacity (disk, memory,
+instances); 4 something went away and did not come back; 5 retries used up or a defect; 6 paused by
+the budget; 130 interrupted.
+
+Each command imports what it needs when it runs, so ``--help`` stays quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import rlhfless
+
+app = typer.Typer(
+    name="rlhfless",
+    help="RLHF as stateless functions: run a job, try its rewards, look at its spec.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+JobFile = Annotated[str, typer.Argument(help="The job file (YAML).", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a field; may be repeated."),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show stack traces of errors.")]
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"rlhfless {rlhfless.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """RLHF as stateless functions."""
+
+
+@app.command()
+def run(
+    job: JobFile,
+    overrides: Overrides = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="DIR", help="Folder of the run. Default: runs/<name>."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved job and stop.")
+    ] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", help="Serve Prometheus metrics on 127.0.0.1:PORT."),
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Run a job on this machine and show its progress."""
+    from rlhfless.cli.errors import reporting
+
+    with reporting(verbose):
+        from rlhfless.spec_file import dump_spec, load_spec
+
+        spec = load_spec(job, overrides or ())
+        if dry_run:
+            typer.echo(dump_spec(spec), nl=False)
+            return
+        from rlhfless.cli.run import run_job
+
+        raise typer.Exit(
+            run_job(spec, job_file=job, out=out, resume=resume, metrics_port=metrics_port)
+        )
+
+
+@app.command("reward-check")
+def reward_check(
+    job: JobFile,
+    overrides: Overrides = None,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of the dataset to try.")] = 4,
+    verbose: Verbose = False,
+) -> None:
+    """Try the rewards on a few rows of the dataset before anything is trained."""
+    from rlhfless.cli.errors import reporting
+
+    with reporting(verbose):
+        from rlhfless.cli.reward_check import check_rewards
+        from rlhfless.spec_file import load_spec
+
+        check_rewards(load_spec(job, overrides or ()), rows)
+
+
+@app.command("spec-schema")
+def spec_schema() -> None:
+    """Print the JSON schema of a job file (for editors)."""
+    import json
+
+    from rlhfless.spec import JobSpec
+
+    typer.echo(json.dumps(JobSpec.model_json_schema(), indent=2))
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="rlhfless")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
