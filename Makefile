@@ -1,0 +1,51 @@
+# Everything sets itself up: the first target that needs it makes .venv and installs into it.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-fast lint format types bench docs clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+
+install: $(INSTALLED) ## Make .venv and install everything a single machine needs
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rlhfless needs Python 3.11 or later; set PYTHON=python3.x")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[functions,data,plot,dev]"
+	@touch $@
+
+demo: install ## Run the quick start: a small policy learns, in about a minute
+	$(BIN)/rlhfless run examples/quickstart.yaml
+
+test: install ## Run all tests
+	$(BIN)/python -m pytest
+
+test-fast: install ## Run the tests that start no real job
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: install ## Lint, check formatting and the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+format: install ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: install ## Check types
+	$(BIN)/mypy
+
+bench: install ## Run every benchmark in its quick form
+	$(BIN)/python -m benchmarks.rollout --quick
+	$(BIN)/python -m benchmarks.grpo_step --quick
+
+docs: install ## Write the generated pages of docs/
+	$(BIN)/python docs/generate.py
+
+clean: ## Remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
