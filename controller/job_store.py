@@ -2,7 +2,7 @@
 
 One job's keys all begin with ``rlhfless:{job}:``. A step's journal grows while the step runs
 (finished samples, scores, reference log-probs) and is folded into one record when the step is
-committed. Commits are ordered: step n commits only on top of n - 1, checked inside Redis, so a
+committed. Commits are ordered: step n commits only on top of n - 1, checked by a Redis transaction, so a
 step is never booked twice however often its controller dies.
 
     job            hash    spec, status, created, notes such as the evaluation results
@@ -22,20 +22,12 @@ from typing import Any, cast
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, WatchError
 
 from controller.collector import FinishedSample
 from rlhfless.errors import CapacityError, ConflictError, InternalError, TransientError
 
-_COMMIT = """
-local committed = tonumber(redis.call('GET', KEYS[1]) or '0')
-if committed ~= tonumber(ARGV[1]) then return committed end
-redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
-redis.call('SET', KEYS[3], ARGV[3])
-redis.call('SET', KEYS[1], committed + 1)
-redis.call('DEL', KEYS[4], KEYS[5], KEYS[6])
-return -1
-"""
+STEP_PARTS = ("samples", "scores", "reference")
 
 
 class Scores(msgspec.Struct, frozen=True):
@@ -77,7 +69,6 @@ class JobStore:
         self.job = job
         self._redis = redis
         self._prefix = f"rlhfless:{{{job}}}:"
-        self._commit_script = redis.register_script(_COMMIT)
 
     async def create(self, spec: str) -> None:
         """Register the job. Raises ``ConflictError`` if the id is taken."""
@@ -107,7 +98,7 @@ class JobStore:
     async def step_journal(self, step: int) -> StepJournal:
         """What an interrupted attempt at this step left."""
         pipe = self._redis.pipeline(transaction=False)
-        for part in ("samples", "scores", "reference"):
+        for part in STEP_PARTS:
             pipe.hgetall(self._step_key(step, part))
         samples, scores, reference = await self._do(pipe.execute())
         return StepJournal(
@@ -128,21 +119,30 @@ class JobStore:
     async def commit(self, record: StepRecord, policy_state: bytes) -> None:
         """Fold the step's journal into its record. Repeating a commit is harmless; a commit out of
         order raises ``InternalError``."""
-        keys = ["committed", "steps", "policy_state"]
-        parts = ("samples", "scores", "reference")
-        committed = int(
-            await self._do(
-                self._commit_script(
-                    keys=[
-                        *map(self._key, keys),
-                        *(self._step_key(record.step, part) for part in parts),
-                    ],
-                    args=[record.step, msgspec.json.encode(record), policy_state],
+        await self._do(self._commit(record, policy_state))
+
+    async def _commit(self, record: StepRecord, policy_state: bytes) -> None:
+        counter = self._key("committed")
+        async with self._redis.pipeline(transaction=True) as pipe:
+            await pipe.watch(counter)
+            committed = int(await pipe.get(counter) or 0)
+            if committed == record.step + 1:
+                return
+            if committed != record.step:
+                raise InternalError(
+                    f"step {record.step} cannot be committed: {committed} steps are"
                 )
-            )
-        )
-        if committed not in (-1, record.step + 1):
-            raise InternalError(f"step {record.step} cannot be committed: {committed} steps are")
+            pipe.multi()
+            pipe.hset(self._key("steps"), str(record.step), msgspec.json.encode(record))
+            pipe.set(self._key("policy_state"), policy_state)
+            pipe.set(counter, committed + 1)
+            pipe.delete(*(self._step_key(record.step, part) for part in STEP_PARTS))
+            try:
+                await pipe.execute()
+            except WatchError:
+                raise InternalError(
+                    f"another controller committed step {record.step} of job {self.job} just now"
+                ) from None
 
     async def policy_state(self) -> bytes | None:
         return cast("bytes | None", await self._do(self._redis.get(self._key("policy_state"))))

@@ -1,14 +1,14 @@
 """The folder of a run: what a person finds there, and the lock that keeps two runs out of it.
 
-    job.yaml        the resolved spec
-    metrics.jsonl   one JSON object a step
-    samples/        step-000001.jsonl ...: every rollout with its rewards
-    summary.json    how it ended
-    progress.png    reward and response length over the steps
-    weights/        the final model, ready for transformers
-    logs/           one file a function instance
-    store/          object store: weight versions, batches, results
-    redis/          job store
+job.yaml        the resolved spec
+metrics.jsonl   one JSON object a step
+samples/        step-000001.jsonl ...: every rollout with its rewards
+summary.json    how it ended
+progress.png    reward and response length over the steps
+weights/        the final model, ready for transformers
+logs/           one file a function instance
+store/          object store: weight versions, batches, results
+redis/          job store
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class RunFolder:
         if ``spec`` asks for another job than the one that lies there."""
         if not os.path.exists(self.file("job.yaml")):
             raise UserError(
-                f"there is no run to resume in {self.path}", hint="run without --resume to start one"
+                f"there is no run to resume in {self.path}",
+                hint="run without --resume to start one",
             )
         self._take_lock()
         changed = changed_fields(load_spec(self.file("job.yaml")), spec)

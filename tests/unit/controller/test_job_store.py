@@ -1,0 +1,97 @@
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import fakeredis
+import pytest
+
+from controller.collector import FinishedSample
+from controller.job_store import JobStore, Scores, StepRecord
+from rlhfless.errors import ConflictError, InternalError
+
+SAMPLE = FinishedSample(id="0/0/0", tokens=[4, 5], logprobs=b"\0" * 8, reason="stop", versions=[0, 2])
+
+
+def with_store(test: Callable[[JobStore, JobStore], Awaitable[None]]) -> None:
+    """Run a test on two stores of one job: two controllers, or one before and after a crash."""
+
+    async def main() -> None:
+        server = fakeredis.FakeServer()
+        clients = [fakeredis.FakeAsyncRedis(server=server) for _ in range(2)]
+        await test(JobStore(clients[0], "job"), JobStore(clients[1], "job"))
+        for client in clients:
+            await client.aclose()
+
+    asyncio.run(main())
+
+
+def record(step: int, **metrics: float) -> StepRecord:
+    return StepRecord(step=step, version=step + 1, metrics=metrics, position={"epoch": 0, "index": 4})
+
+
+def test_a_job_id_is_taken_once() -> None:
+    async def test(first: JobStore, second: JobStore) -> None:
+        assert not await first.exists()
+        await first.create("spec")
+        assert await second.exists()
+        with pytest.raises(ConflictError):
+            await second.create("other")
+        assert (await second.notes())["spec"] == "spec"
+
+    with_store(test)
+
+
+def test_an_open_steps_work_survives_its_controller() -> None:
+    async def test(first: JobStore, second: JobStore) -> None:
+        await first.add_samples(0, [SAMPLE])
+        await first.add_scores(0, {SAMPLE.id: Scores(0.5, [1.0, None])})
+        await first.add_reference(0, {SAMPLE.id: b"\1" * 8})
+        journal = await second.step_journal(0)
+        assert journal.samples == {SAMPLE.id: SAMPLE}
+        assert journal.scores == {SAMPLE.id: Scores(0.5, [1.0, None])}
+        assert journal.reference == {SAMPLE.id: b"\1" * 8}
+        assert (await second.step_journal(1)).samples == {}
+
+    with_store(test)
+
+
+def test_a_commit_folds_the_journal_and_can_be_repeated() -> None:
+    async def test(first: JobStore, second: JobStore) -> None:
+        await first.add_samples(0, [SAMPLE])
+        await first.commit(record(0, reward=1.0), b"state")
+        await second.commit(record(0, reward=2.0), b"other")
+        assert await second.records() == [record(0, reward=1.0)]
+        assert await second.policy_state() == b"state"
+        assert await second.committed_steps() == 1
+        assert (await second.step_journal(0)).samples == {}
+
+    with_store(test)
+
+
+def test_commits_are_ordered() -> None:
+    async def test(first: JobStore, second: JobStore) -> None:
+        with pytest.raises(InternalError, match="cannot be committed"):
+            await first.commit(record(1), b"")
+        for step in range(12):
+            await first.commit(record(step), b"")
+        assert [r.step for r in await second.records()] == list(range(12))
+
+    with_store(test)
+
+
+def test_two_controllers_committing_at_once_book_the_step_once() -> None:
+    async def test(first: JobStore, second: JobStore) -> None:
+        results = await asyncio.gather(
+            first.commit(record(0), b""), second.commit(record(0), b""), return_exceptions=True
+        )
+        assert await first.committed_steps() == 1
+        assert all(r is None or isinstance(r, InternalError) for r in results)
+
+    with_store(test)
+
+
+def test_notes_are_json() -> None:
+    async def test(first: JobStore, second: JobStore) -> None:
+        await first.note("eval_before", {"accuracy": 0.25, "samples": [1, "a"]})
+        assert (await second.notes())["eval_before"] == {"accuracy": 0.25, "samples": [1, "a"]}
+
+    with_store(test)
