@@ -91,8 +91,9 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
         if isinstance(node, list):
             node = node[_list_index(node, part, override)]
         elif isinstance(node, dict):
-            child = node.setdefault(part, {})
-            node = node[part] = {} if child is None else child
+            if node.get(part) is None:
+                node[part] = {}
+            node = node[part]
         else:
             raise UserError(f"--set {override}: {'.'.join(keys[:depth])} holds a plain value")
     if isinstance(node, list):
