@@ -1,0 +1,292 @@
+"""One function instance of the local platform: a process, its socket, and the calls on it.
+
+Times are seconds of the loop's clock. The platform decides when an instance starts, gets calls and
+stops; this file knows how.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+import httpx
+
+from controller.platforms.base import Deployment, InstanceState
+from controller.platforms.local_processes import Launcher, Process
+from rlhfless.errors import (
+    CapacityError,
+    InternalError,
+    RlhflessError,
+    TransientError,
+    from_problem,
+)
+from rlhfless.frames import FrameReader
+from rlhfless.lifeline import Home
+from rlhfless.messages import TERMINAL, AnyFrame, Problem
+
+_TAIL_LINES = 12
+_EXIT_NEWS_S = 2.0
+"""How long after a broken stream to wait for word of why the process ended."""
+
+
+class Refused(Exception):
+    """The instance did not admit the call; another, or the same one later, may."""
+
+    def __init__(self, error: RlhflessError) -> None:
+        super().__init__(error.detail)
+        self.error = error
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What every instance of a platform is started with. Seconds.
+
+    ``silence_s``: an instance that sends nothing for so long, though heartbeats are due every five
+    seconds, hangs.
+    """
+
+    token: str
+    folder: str
+    grace_s: float
+    start_timeout_s: float
+    silence_s: float
+
+
+class LocalInstance:
+    def __init__(
+        self, name: str, deployment: Deployment, app: str, home: Home, terms: Terms
+    ) -> None:
+        self.id = name
+        self.deployment = deployment
+        self.calls = 0
+        self.ready = False
+        self.stopping = False
+        self.retiring = False
+        self.last_used_s = 0.0
+        self.process: Process | None = None
+        self.log = os.path.join(terms.folder, f"{name}.log")
+        self._app = app
+        self._home = home
+        self._terms = terms
+        self._socket = home.file(f"{name}.sock")
+        self._workdir = home.file(f"{name}.d")
+        self._transport = httpx.AsyncHTTPTransport(
+            uds=self._socket,
+            verify=False,  # a Unix socket in a private folder carries no TLS
+            limits=httpx.Limits(keepalive_expiry=None),
+        )
+        self._headers = {"authorization": f"Bearer {terms.token}", "host": "function"}
+        self._waits: set[asyncio.Timeout] = set()
+
+    @property
+    def state(self) -> InstanceState:
+        if self.stopping:
+            return "stopping"
+        if not self.ready:
+            return "cold"
+        return "busy" if self.calls else "idle"
+
+    @property
+    def has_room(self) -> bool:
+        return self.ready and not self.stopping and self.calls < self.deployment.concurrency
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def spawn(self, launcher: Launcher) -> Process:
+        self.process = await launcher.spawn(
+            {
+                "function": self.deployment.function,
+                "token": self._terms.token,
+                "app": self._app,
+                "socket": self._socket,
+                "threads": self.deployment.threads,
+                "accelerator": self.deployment.accelerator,
+                "concurrency": self.deployment.concurrency,
+                "workdir": self._workdir,
+                "grace_s": self._terms.grace_s,
+                "log": self.log,
+                "home": self._home.path,
+                "lifeline_fd": self._home.lifeline_fd,
+            }
+        )
+        self.process.exited.add_done_callback(self._interrupt)
+        return self.process
+
+    async def until_ready(self) -> None:
+        """Raises ``InternalError`` if the process ends by itself before it is ready, and
+        ``CapacityError`` if it is killed or takes too long."""
+        assert self.process is not None
+        request = httpx.Request("GET", "http://function/readyz")
+        pause_s = 0.002
+        try:
+            async with asyncio.timeout(self._terms.start_timeout_s):
+                while not self.process.exited.done():
+                    if _exists(self._socket):
+                        with contextlib.suppress(httpx.TransportError):
+                            response = await self._transport.handle_async_request(request)
+                            await response.aread()
+                            await response.aclose()
+                            if response.status_code == 200:
+                                self.ready = True
+                                return
+                    await asyncio.wait({self.process.exited}, timeout=pause_s)
+                    pause_s = min(0.02, pause_s * 1.3)
+        except TimeoutError:
+            detail = f"{self.id} was not ready within {self._terms.start_timeout_s:g} s"
+            raise CapacityError(f"{detail}{self._tail()}", hint=f"see {self.log}") from None
+        status = self.process.exited.result()
+        if status is not None and status >= 0:
+            detail = f"{self.id} could not start (exit code {status}){self._tail()}"
+            raise InternalError(detail, hint=f"see {self.log}")
+        detail = f"{self.id} was killed while it started ({_describe(status)}){self._tail()}"
+        raise CapacityError(detail, hint=f"see {self.log}")
+
+    def terminate(self) -> None:
+        """Ask it to drain and end."""
+        self.stopping = True
+        if self.process is not None:
+            self.process.send(signal.SIGTERM)
+
+    async def stop(self, grace_s: float) -> None:
+        """Ask it to end, and end it if it has not after ``grace_s``; returns when it is gone."""
+        self.terminate()
+        if self.process is not None:
+            await asyncio.wait({self.process.exited}, timeout=grace_s)
+            self.kill()
+            await asyncio.wait({self.process.exited})
+
+    def kill(self) -> None:
+        self.stopping = True
+        if self.process is not None:
+            self.process.send(signal.SIGKILL)
+
+    async def clean_up(self) -> None:
+        """After its end: connections, socket, scratch folder."""
+        await self._transport.aclose()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._socket)
+        await asyncio.to_thread(shutil.rmtree, self._workdir, ignore_errors=True)
+
+    # --- calls ----------------------------------------------------------------------------------
+
+    async def call(self, path: str, body: bytes) -> AsyncGenerator[AnyFrame, None]:
+        """The frames of one call. Closing the generator closes the connection, which aborts it.
+
+        Raises ``Refused`` before any frame, the error a ``Problem`` stands for, and
+        ``TransientError`` when the process dies, hangs or breaks off.
+        """
+        request = httpx.Request(
+            "POST",
+            f"http://function{path}",
+            headers=self._headers,
+            content=body,
+            extensions={"timeout": {"connect": 5.0, "read": self._terms.silence_s}},
+        )
+        reader = FrameReader()
+        response: httpx.Response | None = None
+        try:
+            async with self._while_alive():
+                response = await self._transport.handle_async_request(request)
+                if response.status_code != 200:
+                    raise Refused(_refusal(response.status_code, await response.aread()))
+            chunks = aiter(response.aiter_raw())
+            while True:
+                async with self._while_alive():
+                    chunk = await anext(chunks, None)
+                if chunk is None:
+                    break
+                for frame in reader.feed(chunk):
+                    if isinstance(frame, Problem):
+                        raise from_problem(frame.problem)
+                    yield frame
+                    if isinstance(frame, TERMINAL):
+                        async with self._while_alive():  # to its end, so the connection is reused
+                            await anext(chunks, None)
+                        return
+            reader.close()
+            raise TransientError(f"{self.id} ended its stream without a result{self._tail()}")
+        except httpx.ReadTimeout as error:
+            self.kill()
+            detail = f"{self.id} sent nothing for {self._terms.silence_s:g} s and was killed"
+            raise TransientError(detail + self._tail()) from error
+        except httpx.TransportError as error:
+            raise await self._broken(error) from error
+        finally:
+            if response is not None:
+                await response.aclose()
+
+    @contextlib.asynccontextmanager
+    async def _while_alive(self) -> AsyncGenerator[None, None]:
+        """A stretch of waiting that the end of the process cuts short."""
+        assert self.process is not None
+        if self.process.exited.done():
+            raise self.death()
+        try:
+            async with asyncio.timeout(None) as wait:
+                self._waits.add(wait)
+                try:
+                    yield
+                finally:
+                    self._waits.discard(wait)
+        except TimeoutError:
+            raise self.death() from None
+
+    def _interrupt(self, _: asyncio.Future[int | None]) -> None:
+        self.stopping = True
+        for wait in self._waits:
+            wait.reschedule(0.0)
+
+    async def _broken(self, error: httpx.TransportError) -> TransientError:
+        assert self.process is not None
+        await asyncio.wait({self.process.exited}, timeout=_EXIT_NEWS_S)
+        if self.process.exited.done():
+            return self.death()
+        return TransientError(f"the stream of {self.id} broke: {error}{self._tail()}")
+
+    def death(self) -> TransientError:
+        """Why calls on this instance failed, now that its process is gone."""
+        assert self.process is not None
+        status = self.process.exited.result()
+        detail = f"{self.id} (pid {self.process.pid}) ended: {_describe(status)}"
+        return TransientError(detail + self._tail(), hint=f"see {self.log}")
+
+    def _tail(self) -> str:
+        lines = tail(self.log, _TAIL_LINES)
+        return f"; its log ends:\n{lines}" if lines else ""
+
+
+def tail(path: str, lines: int) -> str:
+    """The last lines of a text file, indented; empty if there are none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 8192))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(f"  {line}" for line in text.splitlines()[-lines:])
+
+
+def _exists(path: str) -> bool:
+    return os.path.exists(path)
+
+
+def _describe(status: int | None) -> str:
+    if status is None:
+        return "its exit status is unknown"
+    if status >= 0:
+        return f"exit code {status}"
+    return f"killed by {signal.Signals(-status).name}"
+
+
+def _refusal(status: int, body: bytes) -> RlhflessError:
+    try:
+        problem = json.loads(body)
+    except ValueError:
+        return InternalError(f"a function answered with status {status}: {body[:200]!r}")
+    return from_problem(problem)

@@ -1,0 +1,60 @@
+"""Which instance gets the next call: the routing state of one function, without I/O."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+from controller.platforms.base import Deployment
+from controller.platforms.local_instance import LocalInstance
+from rlhfless.errors import RlhflessError
+
+
+@dataclass
+class Pool:
+    """``waiting`` calls are served first come, first served. ``failures`` counts starts that failed
+    in a row; while ``paused`` none is tried."""
+
+    deployment: Deployment
+    instances: dict[str, LocalInstance] = field(default_factory=dict)
+    waiting: deque[asyncio.Future[LocalInstance]] = field(default_factory=deque)
+    failures: int = 0
+    paused: bool = False
+
+    def pick(self) -> LocalInstance | None:
+        """The least busy instance with room; among equals the one used last, so that others can
+        time out; one that is to be released only if no other has room."""
+        roomy = [i for i in self.instances.values() if i.has_room]
+        return min(roomy, key=lambda i: (i.retiring, i.calls, -i.last_used_s), default=None)
+
+    def next_waiting(self) -> asyncio.Future[LocalInstance] | None:
+        while self.waiting:
+            waiter = self.waiting.popleft()
+            if not waiter.done():
+                return waiter
+        return None
+
+    @property
+    def num_missing(self) -> int:
+        """Instances to start so that those waiting get a slot, within the maximum."""
+        if self.paused:
+            return 0
+        size = self.deployment.concurrency
+        coming = sum(size for i in self.instances.values() if i.state == "cold")
+        waiting = sum(not w.done() for w in self.waiting)
+        needed = -(-max(0, waiting - coming) // size)
+        return min(needed, self.room)
+
+    @property
+    def room(self) -> int:
+        """Instances that may still be started. One that is stopping still holds its place."""
+        return max(0, self.deployment.max_instances - len(self.instances))
+
+    @property
+    def staying(self) -> list[LocalInstance]:
+        return [i for i in self.instances.values() if not (i.stopping or i.retiring)]
+
+    def fail_waiting(self, error: RlhflessError) -> None:
+        while (waiter := self.next_waiting()) is not None:
+            waiter.set_exception(error)

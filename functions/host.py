@@ -1,0 +1,199 @@
+"""The entry of one instance: ``python -m functions.host --function rollout --socket PATH``.
+
+Imports the function (``functions.<name>.app:create(FunctionConfig)``, or what ``--app`` names),
+serves it by uvicorn on a Unix socket or a port, drains on SIGTERM and then exits. The token comes
+by the environment (``RLHFLESS_FUNCTION_TOKEN``), never by the command line, which anyone on the
+machine may read. ``functions.zygote`` calls ``run`` in a process forked off a warm one instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import NoReturn
+
+import msgspec
+import uvicorn
+
+from functions.context import Function, FunctionConfig
+from functions.shell import Shell, create_app
+from rlhfless import lifeline
+from rlhfless.errors import RlhflessError, UserError
+from rlhfless.messages import FUNCTION_NAMES, FunctionName
+
+TOKEN_VARIABLE = "RLHFLESS_FUNCTION_TOKEN"  # noqa: S105  (the name of a variable)
+DRAIN_GRACE_S = 20.0
+_FLUSH_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run one instance.
+
+    ``socket`` is a Unix socket's path; empty means ``host`` and ``port``. ``log`` is the file that
+    stdout and stderr go to (empty: leave them). ``home`` and ``lifeline_fd`` tie the instance to
+    its controller (``rlhfless.lifeline``); an instance without them stands alone.
+    """
+
+    function: FunctionName
+    token: str
+    app: str = ""
+    socket: str = ""
+    host: str = "0.0.0.0"  # noqa: S104  (a pod's own address; a token guards it)
+    port: int = 8000
+    threads: int = 1
+    accelerator: str = "cpu"
+    concurrency: int = 1
+    workdir: str = "."
+    grace_s: float = DRAIN_GRACE_S
+    log: str = ""
+    home: str = ""
+    lifeline_fd: int = -1
+
+
+def run(config: HostConfig) -> NoReturn:
+    """Serve until told to stop, then leave the process: 0 after an orderly end, 1 otherwise.
+
+    ``os._exit``, because a worker thread that did not end within the grace would hold up any
+    other exit.
+    """
+    code = 1
+    try:
+        if config.home:
+            lifeline.join(config.home)
+        if config.lifeline_fd >= 0:
+            lifeline.watch(config.lifeline_fd)
+        _redirect(config.log)
+        logging.basicConfig(
+            stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+        _set_threads(config.threads)
+        function = _load(config)
+        asyncio.run(_serve(config, function))
+        code = 0
+    except RlhflessError as error:
+        _log.error("%s: %s", error.title, error.detail)
+    except BaseException:  # the last frame of this process: its log must have the reason
+        _log.exception("the instance failed")
+    finally:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _redirect(log: str) -> None:
+    if not log:
+        return
+    null = os.open(os.devnull, os.O_RDONLY)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(null, 0)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(null)
+    os.close(file)
+
+
+def _set_threads(threads: int) -> None:
+    """Bound the threads of numerics here and in child processes."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    torch = sys.modules.get("torch")
+    if torch is not None:  # forked off a warm process; otherwise the variables do it
+        torch.set_num_threads(threads)
+
+
+def _load(config: HostConfig) -> Function:
+    path = config.app or f"functions.{config.function}.app:create"
+    module, _, name = path.partition(":")
+    create = getattr(importlib.import_module(module), name, None)
+    if create is None:
+        raise UserError(f"{path!r} names no function; it should read module:create")
+    os.makedirs(config.workdir, exist_ok=True)
+    function: Function = create(
+        FunctionConfig(
+            threads=config.threads, accelerator=config.accelerator, workdir=config.workdir
+        )
+    )
+    return function
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling: SIGTERM means drain here."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(config: HostConfig, function: Function) -> None:
+    app = create_app(config.function, function, config.token, concurrency=config.concurrency)
+    shell: Shell = app.state.shell
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=3600,  # the controller closes connections, so none breaks in between
+            timeout_graceful_shutdown=int(_FLUSH_S),
+        )
+    )
+    terminate = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, terminate.set)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller, which stops us
+    with _listen(config) as listener:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        stopping = asyncio.create_task(terminate.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await shell.drain(config.grace_s)
+        server.should_exit = True
+        await serving
+    stopping.cancel()
+    shell.close()
+
+
+def _listen(config: HostConfig) -> socket.socket:
+    """A bound socket; uvicorn listens on it. Raises ``UserError`` if the address is taken."""
+    try:
+        if config.socket:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(config.socket)
+        else:
+            listener = socket.create_server((config.host, config.port))
+    except OSError as error:
+        where = config.socket or f"{config.host}:{config.port}"
+        raise UserError(f"cannot listen on {where}: {error.strerror}") from error
+    return listener
+
+
+def parse(arguments: list[str]) -> HostConfig:
+    """Every field of ``HostConfig`` is an option, except the token."""
+    parser = argparse.ArgumentParser(
+        prog="python -m functions.host", description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    for item in msgspec.structs.fields(HostConfig):
+        option = "--" + item.name.replace("_", "-")
+        if item.required and item.name != "token":
+            parser.add_argument(option, required=True, choices=FUNCTION_NAMES)
+        elif item.name != "token":
+            parser.add_argument(option, default=item.default, type=type(item.default))
+    token = os.environ.pop(TOKEN_VARIABLE, "")
+    if not token:
+        parser.error(f"the environment variable {TOKEN_VARIABLE} must hold the function's token")
+    return HostConfig(token=token, **vars(parser.parse_args(arguments)))
+
+
+if __name__ == "__main__":
+    run(parse(sys.argv[1:]))
