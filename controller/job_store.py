@@ -2,7 +2,7 @@
 
 One job's keys all begin with ``rlhfless:{job}:``. A step's journal grows while the step runs
 (finished samples, scores, reference log-probs) and is folded into one record when the step is
-committed. Commits are ordered: step n commits only on top of n - 1, checked by a Redis transaction, so a
+committed. Commits are ordered: step n commits only on top of n - 1, in one Redis transaction, so a
 step is never booked twice however often its controller dies.
 
     job            hash    spec, status, created, notes such as the evaluation results

@@ -1,0 +1,132 @@
+"""A job on this machine: everything a run needs is set up here, and gone when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from controller.dataset import PromptOrder, Row, load_rows
+from controller.dispatch import Dispatcher, RetryPolicy
+from controller.job import Event, Job, Observer, Prompt
+from controller.job_store import JobStore
+from controller.ledger import Ledger
+from controller.orchestrator import Orchestrator, Outcome
+from controller.platforms.base import Deployment
+from controller.platforms.local import LocalPlatform
+from controller.redis_server import open_redis
+from controller.run_folder import RunFolder
+from controller.summary import write_plot, write_summary
+from controller.timeline import Timeline
+from controller.tokenizer import PromptTokenizer
+from rlhfless.objects import ObjectStore
+from rlhfless.seeds import derive
+from rlhfless.spec import DatasetSpec, JobSpec
+from rlhfless.spec_file import dump_spec
+
+
+def deployments(spec: JobSpec) -> list[Deployment]:
+    """How the platform runs each function the job uses."""
+    return [
+        Deployment(
+            function=name,
+            max_instances=(section := spec.function(name)).max_instances,
+            threads=section.threads,
+            idle_timeout_s=section.idle_timeout_s,
+            accelerator=section.accelerator,
+            price_usd_per_hour=section.price_usd_per_hour,
+        )
+        for name in spec.functions()
+    ]
+
+
+async def run_local(
+    folder: RunFolder, spec: JobSpec, observe: Observer
+) -> tuple[Outcome, dict[str, Any]]:
+    """Run the job in ``folder``, new or resumed; returns its outcome and summary."""
+    job_id = os.path.basename(folder.path)
+    ledger = Ledger({d.function: d.price_usd_per_hour for d in deployments(spec)})
+    async with (
+        open_redis(folder.file("redis"), os.environ.get("REDIS_URL")) as redis,
+        LocalPlatform(deployments(spec), ledger=ledger, folder=folder.file("logs")) as platform,
+    ):
+        journal = JobStore(redis, job_id)
+        if not await journal.exists():
+            await journal.create(dump_spec(spec))
+        records = await journal.records()
+        folder.rewrite_metrics(records)
+        for function in spec.functions():
+            await platform.scale(function, 1)
+        timeline = Timeline()
+        data = await asyncio.to_thread(_load_data, spec)
+        job = Job(
+            id=job_id,
+            spec=spec,
+            objects=ObjectStore(folder.file("store")),
+            journal=journal,
+            dispatcher=Dispatcher(
+                platform, timeline, random.Random(derive(spec.seed, "retries")), RetryPolicy()
+            ),
+            timeline=timeline,
+            ledger=ledger,
+            observe=_recording(folder, spec, data["tokenizer"], observe),
+            **data,
+        )
+        orchestrator = Orchestrator(job, folder.file("weights"))
+        observe(Event("plan", "", {"total_steps": orchestrator.total_steps}))
+        try:
+            outcome = await orchestrator.run()
+        finally:
+            await orchestrator.save_usage()
+        records = await journal.records()
+        summary = await asyncio.to_thread(write_summary, folder, outcome, records)
+        await asyncio.to_thread(write_plot, folder, records)
+    return outcome, summary
+
+
+def _load_data(spec: JobSpec) -> dict[str, Any]:
+    """Read, render and tokenize the datasets (in a thread: transformers takes its time)."""
+    tokenizer = PromptTokenizer.load(spec.model)
+    prompts = _prompts(spec, spec.dataset, "dataset", tokenizer)
+    evaluation = spec.evaluation
+    return {
+        "tokenizer": tokenizer,
+        "stop_token_ids": tokenizer.stop_token_ids(spec.rollout.stop),
+        "prompts": prompts,
+        "order": PromptOrder(len(prompts), spec.seed, spec.dataset.shuffle),
+        "evaluation": (
+            []
+            if evaluation is None
+            else _prompts(spec, evaluation.dataset, "evaluation.dataset", tokenizer)
+        ),
+    }
+
+
+def _prompts(
+    spec: JobSpec, dataset: DatasetSpec, param: str, tokenizer: PromptTokenizer
+) -> list[Prompt]:
+    rows: list[Row] = load_rows(dataset, param)
+    encoded: Mapping[int, list[int]] = tokenizer.encode(
+        rows, max_tokens=spec.rollout.max_tokens, overlong=dataset.overlong, param=param
+    )
+    return [
+        Prompt(key=f"{param}/{index}", row=rows[index], tokens=tuple(tokens))
+        for index, tokens in encoded.items()
+    ]
+
+
+def _recording(
+    folder: RunFolder, spec: JobSpec, tokenizer: PromptTokenizer, observe: Observer
+) -> Observer:
+    """Write each finished step to the folder before telling the watcher."""
+
+    def record(event: Event) -> None:
+        result = event.data.get("result")
+        if result is not None:
+            texts = tokenizer.decode([sample.tokens for sample in result.samples])
+            folder.add_step(result, spec, texts)
+        observe(event)
+
+    return record
