@@ -49,11 +49,11 @@ async def evaluate(job: Job, step: int, version: int, state: PolicyState) -> Eva
             seed=derive(job.spec.seed, "eval", row, k),
             max_tokens=job.spec.rollout.max_tokens,
         )
-        for row, prompt in enumerate(job.evaluation)
+        for row, prompt in enumerate(job.data.evaluation)
         for k in range(spec.samples_per_prompt)
     ]
-    prompt_of = {sample.id: job.evaluation[sample.group] for sample in samples}
-    keys = [prompt.key for prompt in job.evaluation]
+    prompt_of = {sample.id: job.data.evaluation[sample.group] for sample in samples}
+    keys = [prompt.key for prompt in job.data.evaluation]
     warm = job.dispatcher.warm("rollout")
     decision = planning.assign(job.spec, samples, keys, state, warm)
     job.observe(Event("evaluate", f"version {version}", {"actors": decision.chosen.num_actors}))
@@ -76,7 +76,7 @@ async def evaluate(job: Job, step: int, version: int, state: PolicyState) -> Eva
 
     finished = collector.done()
     totals = [scoring.scores[s.id].total for s in finished]
-    texts = job.tokenizer.decode([s.tokens for s in finished[:SHOWN]])
+    texts = job.data.tokenizer.decode([s.tokens for s in finished[:SHOWN]])
     return Evaluation(
         version=version,
         accuracy=sum(t >= spec.threshold for t in totals) / len(totals),

@@ -38,18 +38,30 @@ Observer = Callable[[Event], None]
 
 
 @dataclass(frozen=True)
-class Job:
-    """A job's fixed surroundings. Nothing in here changes the result of a step but ``spec``,
-    ``prompts`` and ``order``."""
+class Data:
+    """The job's datasets, read and tokenized. ``evaluation`` is empty where there is none."""
 
-    id: str
-    spec: JobSpec
+    tokenizer: PromptTokenizer
+    stop_token_ids: list[int]
     prompts: list[Prompt]
     order: PromptOrder
     evaluation: list[Prompt]
-    tokenizer: PromptTokenizer
-    stop_token_ids: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a request to a function is made of, beside the work itself."""
+
+    id: str
+    spec: JobSpec
+    data: Data
     objects: ObjectStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Surroundings):
+    """A running job. Nothing in here changes the result of a step but ``spec`` and ``data``."""
+
     journal: JobStore
     dispatcher: Dispatcher
     timeline: Timeline

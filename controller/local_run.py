@@ -10,7 +10,7 @@ from typing import Any
 
 from controller.dataset import PromptOrder, Row, load_rows
 from controller.dispatch import Dispatcher, RetryPolicy
-from controller.job import Event, Job, Observer, Prompt
+from controller.job import Data, Event, Job, Observer, Prompt
 from controller.job_store import JobStore
 from controller.ledger import Ledger
 from controller.orchestrator import Orchestrator, Outcome
@@ -60,19 +60,18 @@ async def run_local(
         for function in spec.functions():
             await platform.scale(function, 1)
         timeline = Timeline()
-        data = await asyncio.to_thread(_load_data, spec)
+        data = await asyncio.to_thread(load_data, spec)
+        retries = random.Random(derive(spec.seed, "retries"))
         job = Job(
             id=job_id,
             spec=spec,
+            data=data,
             objects=ObjectStore(folder.file("store")),
             journal=journal,
-            dispatcher=Dispatcher(
-                platform, timeline, random.Random(derive(spec.seed, "retries")), RetryPolicy()
-            ),
+            dispatcher=Dispatcher(platform, timeline, retries, RetryPolicy()),
             timeline=timeline,
             ledger=ledger,
-            observe=_recording(folder, spec, data["tokenizer"], observe),
-            **data,
+            observe=_recording(folder, spec, data.tokenizer, observe),
         )
         orchestrator = Orchestrator(job, folder.file("weights"))
         observe(Event("plan", "", {"total_steps": orchestrator.total_steps}))
@@ -86,22 +85,22 @@ async def run_local(
     return outcome, summary
 
 
-def _load_data(spec: JobSpec) -> dict[str, Any]:
+def load_data(spec: JobSpec, *, with_evaluation: bool = True) -> Data:
     """Read, render and tokenize the datasets (in a thread: transformers takes its time)."""
     tokenizer = PromptTokenizer.load(spec.model)
     prompts = _prompts(spec, spec.dataset, "dataset", tokenizer)
-    evaluation = spec.evaluation
-    return {
-        "tokenizer": tokenizer,
-        "stop_token_ids": tokenizer.stop_token_ids(spec.rollout.stop),
-        "prompts": prompts,
-        "order": PromptOrder(len(prompts), spec.seed, spec.dataset.shuffle),
-        "evaluation": (
+    evaluation = spec.evaluation if with_evaluation else None
+    return Data(
+        tokenizer=tokenizer,
+        stop_token_ids=tokenizer.stop_token_ids(spec.rollout.stop),
+        prompts=prompts,
+        order=PromptOrder(len(prompts), spec.seed, spec.dataset.shuffle),
+        evaluation=(
             []
             if evaluation is None
             else _prompts(spec, evaluation.dataset, "evaluation.dataset", tokenizer)
         ),
-    }
+    )
 
 
 def _prompts(

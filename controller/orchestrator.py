@@ -46,7 +46,7 @@ class Orchestrator:
     def __init__(self, job: Job, export_folder: str) -> None:
         self.job = job
         self._export_folder = export_folder
-        self._total_steps = job.order.num_steps(
+        self._total_steps = job.data.order.num_steps(
             job.spec.training.prompts_per_step, job.spec.training.steps, job.spec.training.epochs
         )
         self._earlier: dict[FunctionName, Usage] = {}

@@ -64,8 +64,8 @@ class StepPlan:
 def plan_step(job: Job, step: int, position: Position) -> StepPlan:
     """Pick the step's prompts in the data's order and name its samples."""
     spec = job.spec
-    rows, after = job.order.take(position, spec.training.prompts_per_step)
-    prompts = tuple(job.prompts[row] for row in rows)
+    rows, after = job.data.order.take(position, spec.training.prompts_per_step)
+    prompts = tuple(job.data.prompts[row] for row in rows)
     return StepPlan(
         step=step,
         prompts=prompts,

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from controller.collector import Collector, FinishedSample
-from controller.job import Job, Prompt
+from controller.job import Prompt, Surroundings
 from rlhfless.messages import (
     Algorithm,
     BatchRef,
@@ -34,7 +34,7 @@ _ADVANTAGE = {
 }
 
 
-def call_info(job: Job, step: int, function: FunctionName, shard: str) -> CallInfo:
+def call_info(job: Surroundings, step: int, function: FunctionName, shard: str) -> CallInfo:
     """The id names the work: job, step, function and shard; a retry keeps it."""
     return CallInfo(
         id=f"step-{step:06d}/{function}/{shard}",
@@ -45,14 +45,14 @@ def call_info(job: Job, step: int, function: FunctionName, shard: str) -> CallIn
     )
 
 
-def model_ref(job: Job, version: int) -> ModelRef:
+def model_ref(job: Surroundings, version: int) -> ModelRef:
     return ModelRef(
         path=job.spec.model.path, job=job.id, version=version, dtype=job.spec.model.dtype
     )
 
 
 def rollout_request(
-    job: Job,
+    job: Surroundings,
     step: int,
     version: int,
     collector: Collector,
@@ -70,7 +70,7 @@ def rollout_request(
             temperature=rollout.temperature if temperature is None else temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
-            stop_token_ids=job.stop_token_ids,
+            stop_token_ids=job.data.stop_token_ids,
         ),
         prompts=prompts,
         samples=tasks,
@@ -79,10 +79,10 @@ def rollout_request(
 
 
 def reward_request(
-    job: Job, step: int, samples: Sequence[FinishedSample], prompts: Sequence[Prompt]
+    job: Surroundings, step: int, samples: Sequence[FinishedSample], prompts: Sequence[Prompt]
 ) -> RewardRequest:
     """Score ``samples``; ``prompts[i]`` is the prompt of ``samples[i]``."""
-    texts = job.tokenizer.decode([sample.tokens for sample in samples])
+    texts = job.data.tokenizer.decode([sample.tokens for sample in samples])
     rows = [prompt.row for prompt in prompts]
     columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
     return RewardRequest(
@@ -120,7 +120,7 @@ def _reward_function(reward: RewardSpec) -> RewardFunction:
 
 
 def reference_request(
-    job: Job, step: int, samples: Sequence[FinishedSample], prompts: Sequence[Prompt]
+    job: Surroundings, step: int, samples: Sequence[FinishedSample], prompts: Sequence[Prompt]
 ) -> LogprobsRequest:
     """Log-probs of ``samples`` under the initial model."""
     return LogprobsRequest(
@@ -134,7 +134,12 @@ def reference_request(
 
 
 def train_request(
-    job: Job, step: int, version: int, batch: BatchRef, position: dict[str, int], total_steps: int
+    job: Surroundings,
+    step: int,
+    version: int,
+    batch: BatchRef,
+    position: dict[str, int],
+    total_steps: int,
 ) -> TrainRequest:
     """Turn ``version`` into the next one with ``batch``."""
     training = job.spec.training
@@ -153,7 +158,7 @@ def train_request(
     )
 
 
-def export_request(job: Job, step: int, version: int, folder: str) -> ExportRequest:
+def export_request(job: Surroundings, step: int, version: int, folder: str) -> ExportRequest:
     return ExportRequest(
         call=call_info(job, step, "training", f"export-{version}-{_shard([folder])}"),
         model=model_ref(job, version),

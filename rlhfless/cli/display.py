@@ -137,7 +137,7 @@ class Display:
         return status
 
 
-def print_summary(console: Console, folder: str, spec: JobSpec, summary: dict[str, Any]) -> None:
+def print_summary(console: Console, folder: str, summary: dict[str, Any]) -> None:
     """What was learned, what it cost, where it lies."""
     console.print()
     before, after = summary["eval_before"], summary["eval_after"]

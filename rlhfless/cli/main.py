@@ -56,7 +56,9 @@ def run(
         str | None,
         typer.Option("--out", metavar="DIR", help="Folder of the run. Default: runs/<name>."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an interrupted run.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved job and stop.")
     ] = False,
@@ -88,16 +90,20 @@ def reward_check(
     job: JobFile,
     overrides: Overrides = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows of the dataset to try.")] = 4,
+    completion: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Score this response instead of the model's own."),
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Try the rewards on a few rows of the dataset before anything is trained."""
     from rlhfless.cli.errors import reporting
 
     with reporting(verbose):
-        from rlhfless.cli.reward_check import check_rewards
+        from rlhfless.cli.reward_check import show_reward_check
         from rlhfless.spec_file import load_spec
 
-        check_rewards(load_spec(job, overrides or ()), rows)
+        show_reward_check(load_spec(job, overrides or ()), rows, completion)
 
 
 @app.command("spec-schema")

@@ -44,9 +44,7 @@ def run_job(
         folder.close()
 
 
-def _run_in(
-    folder: RunFolder, spec: JobSpec, job_file: str, metrics: MetricsServer | None
-) -> int:
+def _run_in(folder: RunFolder, spec: JobSpec, job_file: str, metrics: MetricsServer | None) -> int:
     from controller.summary import write_failure
 
     console = Console()
@@ -73,7 +71,7 @@ def _run_in(
         with suppress(RlhflessError):  # a full disk may be what ended it
             write_failure(folder, "failed", problem, display.steps_done)
         raise
-    print_summary(console, folder.path, spec, summary)
+    print_summary(console, folder.path, summary)
     if outcome.status == "paused":
         console.print(f"paused: {outcome.reason}\ncontinue with: {again}", highlight=False)
         return PAUSED
