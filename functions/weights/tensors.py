@@ -78,7 +78,7 @@ def publish(
 
     for index, shard in enumerate(_shards(tensors, max_file_bytes)):
         name = f"{attempt}-{index:05d}.safetensors"
-        data = save({key: tensor.detach().cpu().contiguous() for key, tensor in shard.items()})
+        data = _serialised(shard)
         write(name, data)
         entries.update(_entries(name, data))
     attached = {label: f"{attempt}-{label}" for label in attachments or {}}
@@ -117,6 +117,22 @@ def pull(store: ObjectStore, job: str, version: int) -> tuple[Manifest, dict[str
     if missing := manifest.tensors.keys() - tensors.keys():
         raise TransientError(f"version {version} of job {job} lacks {min(missing)}")
     return manifest, tensors
+
+
+def holds(manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether publishing ``tensors`` again would give the very bytes of this version.
+
+    Goes by the checksums alone, so it works for a version whose data is already collected.
+    """
+    if manifest.tensors.keys() != tensors.keys():
+        return False
+    files: dict[str, list[str]] = {}
+    for name, entry in manifest.tensors.items():
+        files.setdefault(entry.file, []).append(name)
+    return all(
+        sha256(_serialised({name: tensors[name] for name in names})) == manifest.files[file].sha256
+        for file, names in files.items()
+    )
 
 
 def read_attachment(store: ObjectStore, job: str, version: int, label: str) -> bytes:
@@ -173,6 +189,11 @@ def _check(manifest: Manifest, file: str, digest: str) -> None:
 def _missing(manifest: Manifest, file: str) -> TransientError:
     folder = version_folder(manifest.job, manifest.version)
     return TransientError(f"{folder}/{file} is missing: version {manifest.version} was collected")
+
+
+def _serialised(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    data: bytes = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+    return data
 
 
 def _shards(
