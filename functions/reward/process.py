@@ -167,7 +167,8 @@ class Worker:
 
     def last_sample(self, num_samples: int) -> int:
         """The index of the sample user code read last, or ``NO_SAMPLE``."""
-        return last_sample(memoryview(self._notes).cast("q"), num_samples)
+        with memoryview(self._notes) as notes, notes.cast("q") as indices:
+            return last_sample(indices, num_samples)
 
     def close(self) -> None:
         """Kill the worker and all it started; returns when they are gone."""
@@ -185,6 +186,7 @@ class Worker:
         if self._output >= 0:
             os.close(self._output)
             self._output = -1
+        self._notes.close()
         self._notes_file.close()
         self._trace_file.close()
 

@@ -123,6 +123,9 @@ class RewardCallable:
         except BaseException as error:  # user code, SystemExit included: a task boundary
             raise explain(error, "raised", self.path) from error
 
+    def close(self) -> None:
+        self._runner.close()
+
     def _keywords(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if self._accepts is None:
             return dict(arguments)
