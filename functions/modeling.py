@@ -8,6 +8,7 @@ graphs or cached views) need not be told.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from rlhfless.messages import ModelRef
 from rlhfless.objects import ObjectStore
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_loading = threading.Lock()
+"""``from_pretrained`` swaps torch's defaults while it loads: two threads would break each other."""
 
 
 def device_for(accelerator: str) -> torch.device:
@@ -52,13 +55,14 @@ def load_base(ref: ModelRef, device: torch.device | str = "cpu") -> Any:
         )
     _check_config(ref.path)
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            ref.path,
-            dtype=_DTYPES[ref.dtype],
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        with _loading:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                ref.path,
+                dtype=_DTYPES[ref.dtype],
+                attn_implementation="sdpa",
+                use_safetensors=True,
+                output_loading_info=True,
+            )
         model = model.to(device)
     except (OSError, ValueError) as error:
         raise UserError(
