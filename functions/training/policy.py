@@ -120,10 +120,17 @@ def prepare(model: Any, inner: Any, settings: Optimization, seed: int) -> Any:
         case "lora":
             model = _with_lora(model, settings, seed)
     if settings.gradient_checkpointing:
-        plain_model(model).gradient_checkpointing_enable({"use_reentrant": False})
-        if settings.trainable != "full":
-            plain_model(model).enable_input_require_grads()
+        _checkpoint_activations(plain_model(model))
     return model
+
+
+def _checkpoint_activations(model: Any) -> None:
+    """Non-reentrant, which needs no gradient at the input: frozen lower layers stay without any."""
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    if enable is None:  # its name in older releases of transformers 5
+        enable = model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    model.disable_input_require_grads()
 
 
 def top_parts(inner: nn.Module, count: int) -> list[nn.Module]:

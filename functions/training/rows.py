@@ -97,7 +97,7 @@ def best_share(prompt: int, response: float, siblings: int, hidden_size: int) ->
 
     Linear layers cost about ``24 h^2`` a token and layer, attention ``4 h`` a pair of tokens of
     the row (masked or not): sharing saves the one and adds to the other. For h = 128, a prompt of
-    11 and responses of 27 the best is 4; for long prompts it is all of them.
+    11 and responses of 27 the best is 3; for long prompts it is all of them.
     """
     if hidden_size == 0:
         return 1
