@@ -144,7 +144,7 @@ async def _lock(folder: str) -> int:
         return lock
 
 
-async def _start(folder: str, home: Home, lock: int) -> asyncio.subprocess.Process:
+def _options(folder: str, home: Home) -> list[str]:
     settings = {
         "port": "0",
         "unixsocket": home.file("redis.sock"),
@@ -158,12 +158,15 @@ async def _start(folder: str, home: Home, lock: int) -> asyncio.subprocess.Proce
         "appendfilename": _AOF,
         "appendfsync": "everysec",
     }
-    options = [word for name, value in settings.items() for word in (f"--{name}", value)]
+    return [word for name, value in settings.items() for word in (f"--{name}", value)]
+
+
+async def _start(folder: str, home: Home, lock: int) -> asyncio.subprocess.Process:
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(settings["logfile"])  # what it says now must not be mixed with an earlier run
+        os.unlink(os.path.join(folder, _LOG))  # an earlier run's words would mislead us
     try:
         return await asyncio.create_subprocess_exec(
-            *home.exec_command([server_binary(), *options]),
+            *home.exec_command([server_binary(), *_options(folder, home)]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

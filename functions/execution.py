@@ -32,19 +32,29 @@ _log = logging.getLogger(__name__)
 
 
 class Execution:
-    """``run(observe)`` calls ``observe`` in the worker thread with every frame of the handler."""
+    """``run(observe)`` calls ``observe`` in the worker thread with every frame of the handler;
+    ``on_end`` is called in the loop when the thread is done, before the terminal frame goes out: a
+    caller that has its answer finds the place free."""
 
-    def __init__(self, handler: Handler, request: Any, context: CallContext) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        request: Any,
+        context: CallContext,
+        on_end: Callable[[Execution], None],
+    ) -> None:
         self.context = context
         self.outcome = "ok"
         self._handler = handler
         self._request = request
+        self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._began = time.monotonic()
         self._room = threading.Semaphore(WAITING_FRAMES)
         self._waiting: deque[tuple[bytes, bool]] = deque()
         self._wake = asyncio.Event()
         self._abandoned = False
+        self._over = False
 
     @property
     def elapsed_s(self) -> float:
@@ -54,6 +64,12 @@ class Execution:
 
     def run(self, observe: Callable[[Frame], None]) -> None:
         """Never raises: whatever goes wrong becomes the terminal frame."""
+        try:
+            self._run(observe)
+        finally:
+            self._tell(self._finish)
+
+    def _run(self, observe: Callable[[Frame], None]) -> None:
         try:
             ended = self._send_all(observe)
         except BaseException as error:  # the task boundary: a handler may fail in any way
@@ -94,10 +110,18 @@ class Execution:
         data = encode_frame(frame)
         self._room.acquire()
         self._waiting.append((data, isinstance(frame, TERMINAL)))
+        self._tell(self._wake.set)
+
+    def _tell(self, news: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(self._wake.set)
+            self._loop.call_soon_threadsafe(news)
 
     # --- in the event loop --------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        self._over = True
+        self._on_end(self)
+        self._wake.set()
 
     def stop(self, reason: StopReason) -> None:
         self.context.stop(reason)
@@ -145,7 +169,10 @@ class Execution:
     def _take(self) -> tuple[bytes, bool]:
         parts: list[bytes] = []
         while self._waiting:
-            data, terminal = self._waiting.popleft()
+            data, terminal = self._waiting[0]
+            if terminal and not self._over:
+                break  # ``_finish`` is about to wake us
+            self._waiting.popleft()
             self._room.release()
             parts.append(data)
             if terminal:

@@ -146,7 +146,6 @@ async def _serve(config: HostConfig, function: Function) -> None:
             lifespan="off",
             ws="none",
             timeout_keep_alive=3600,  # the controller closes connections, so none breaks in between
-            timeout_graceful_shutdown=int(_FLUSH_S),
         )
     )
     terminate = asyncio.Event()
@@ -157,11 +156,23 @@ async def _serve(config: HostConfig, function: Function) -> None:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         stopping = asyncio.create_task(terminate.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()  # raises what ended it
         await shell.drain(config.grace_s)
-        server.should_exit = True
-        await serving
-    stopping.cancel()
+        await _flush(server)
     shell.close()
+
+
+async def _flush(server: uvicorn.Server) -> None:
+    """Wait until the kernel has every byte of the last answers; then leaving loses none.
+
+    (uvicorn's own shutdown takes a tenth of a second and more, which idle instances need not.)
+    """
+    with contextlib.suppress(TimeoutError):  # a reader that has stopped reading misses the rest
+        async with asyncio.timeout(_FLUSH_S):
+            connections = server.server_state.connections
+            while any(c.transport.get_write_buffer_size() for c in connections):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
 
 
 def _listen(config: HostConfig) -> socket.socket:

@@ -64,6 +64,7 @@ class Shell:
     _shared: dict[tuple[str, str], _Shared] = field(default_factory=dict)
     _recent: RecentResults = field(default_factory=RecentResults)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _num_answers: int = 0
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.name)
@@ -80,17 +81,33 @@ class Shell:
             self._admit()
             execution = self._start(handler, request)
             self._streams.add(execution)
-            return Answer(execution.chunks(self.heartbeat_s), lambda: self._end_stream(execution))
+            return self._answer(
+                execution.chunks(self.heartbeat_s), lambda: self._end_stream(execution)
+            )
         recent = self._recent.get(request.call)
         if recent is not None:
-            return Answer(_one(recent), lambda: None)
+            return self._answer(_one(recent), lambda: None)
         key = (request.call.store, result_name(request.call))
         shared = self._shared.get(key)
         if shared is None:
             self._admit()
             shared = self._share(key, handler, request)
         shared.callers += 1
-        return Answer(self._wait(shared), lambda: self._leave(key, shared))
+        return self._answer(self._wait(shared), lambda: self._leave(key, shared))
+
+    def _answer(self, chunks: AsyncGenerator[bytes, None], end: Callable[[], None]) -> Answer:
+        def ended() -> None:
+            end()
+            self._num_answers -= 1
+            self._note_idle()
+
+        self._num_answers += 1
+        self._idle.clear()
+        return Answer(chunks, ended)
+
+    def _note_idle(self) -> None:
+        if not self._active and not self._num_answers:
+            self._idle.set()
 
     def _admit(self) -> None:
         if self.draining:
@@ -101,20 +118,17 @@ class Shell:
     def _start(self, handler: Handler, request: messages.Request) -> Execution:
         call = request.call
         context = CallContext(open_store(call.store), time.monotonic() + call.deadline_s)
-        execution = Execution(handler, request, context)
+        execution = Execution(handler, request, context, self._ended)
         self._active.add(execution)
         self._idle.clear()
         self.metrics.began()
-        loop = asyncio.get_running_loop()
-        run = loop.run_in_executor(self._threads, execution.run, self.metrics.observe)
-        run.add_done_callback(lambda _: self._ended(execution))
+        self._threads.submit(execution.run, self.metrics.observe)
         return execution
 
     def _ended(self, execution: Execution) -> None:
         self._active.discard(execution)
         self.metrics.ended(execution)
-        if not self._active:
-            self._idle.set()
+        self._note_idle()
 
     def _end_stream(self, execution: Execution) -> None:
         self._streams.discard(execution)

@@ -46,6 +46,7 @@ def main(home: str, lifeline_fd: int, modules: list[str]) -> None:
     zygote = _Zygote(control, lifeline_fd, (wake_in, wake_out))
     zygote.send({"ready": True})
     zygote.loop()
+    os._exit(0)  # nothing to tear down, and torch takes its time to
 
 
 def _preload(modules: list[str]) -> None:

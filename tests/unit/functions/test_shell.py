@@ -1,0 +1,614 @@
+"""The shell over ASGI: what it admits, what it answers, and what it does when things end early."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from functions.context import CallContext, Handler
+from functions.shell import Shell, create_app
+from rlhfless.errors import CapacityError, TransientError, UserError
+from rlhfless.frames import FrameReader, encode_request
+from rlhfless.messages import (
+    AnyFrame,
+    CallInfo,
+    Drain,
+    Frame,
+    Heartbeat,
+    ModelRef,
+    Problem,
+    Progress,
+    Request,
+    RewardDone,
+    RewardRequest,
+    RolloutDone,
+    RolloutRequest,
+    SamplingParams,
+    Tokens,
+)
+from rlhfless.objects import ObjectStore
+
+TOKEN = "the token"
+REWARD = "/v1/reward"
+ROLLOUT = "/v1/rollout"
+
+
+class Echo:
+    """A function of given handlers. ``closed`` tells whether the shell let it go."""
+
+    def __init__(self, **handlers: Handler) -> None:
+        kinds: dict[str, type[Request]] = {"reward": RewardRequest, "rollout": RolloutRequest}
+        self.handlers: Mapping[type[Request], Handler] = {
+            kinds[name]: handler for name, handler in handlers.items()
+        }
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Client:
+    """One ASGI request. ``frames`` fill as they come; ``leave`` disconnects."""
+
+    def __init__(self, app: Any, path: str, body: bytes, token: str, method: str) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.body = b""
+        self.frames: list[AnyFrame] = []
+        self._reader = FrameReader()
+        self._app = app
+        self._scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [(b"authorization", f"Bearer {token}".encode())],
+        }
+        self._request: list[bytes] = [body]
+        self._gone = asyncio.Event()
+        self._news = asyncio.Event()
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        await self._app(self._scope, self._receive, self._send)
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._request:
+            return {"type": "http.request", "body": self._request.pop(), "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {k.decode(): v.decode() for k, v in message["headers"]}
+        else:
+            self.body += message["body"]
+            if self.status == 200 and "frames" in self.headers["content-type"]:
+                self.frames += self._reader.feed(message["body"])
+        self._news.set()
+
+    async def until(self, kind: type[Frame]) -> None:
+        while not any(isinstance(frame, kind) for frame in self.frames):
+            self._news.clear()
+            await self._news.wait()
+
+    def leave(self) -> None:
+        self._gone.set()
+
+    @property
+    def problem(self) -> dict[str, Any]:
+        if self.frames:
+            last = self.frames[-1]
+            assert isinstance(last, Problem)
+            return last.problem
+        return dict(json.loads(self.body))
+
+
+class Service:
+    def __init__(self, function: Echo, **options: Any) -> None:
+        self.app = create_app("reward", function, TOKEN, **options)
+        self.shell: Shell = self.app.state.shell
+
+    def post(self, path: str, body: bytes, token: str = TOKEN) -> Client:
+        return Client(self.app, path, body, token, "POST")
+
+    async def ask(self, path: str, body: bytes, token: str = TOKEN) -> Client:
+        client = self.post(path, body, token)
+        await client.task
+        return client
+
+    async def get(self, path: str) -> Client:
+        client = Client(self.app, path, b"", "none", "GET")
+        await client.task
+        return client
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async test; bounded, so that a broken shell fails instead of hanging."""
+    import functools
+    import inspect
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**fixtures), 30))
+
+    run.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
+    return run
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for another thread to get somewhere."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+def call_info(store: Path | str, name: str, deadline_s: float = 60.0) -> CallInfo:
+    return CallInfo(id=name, job="job", step=0, deadline_s=deadline_s, store=str(store))
+
+
+def reward(store: Path | str, name: str = "0/reward/0", deadline_s: float = 60.0) -> bytes:
+    return encode_request(
+        RewardRequest(
+            call=call_info(store, name, deadline_s),
+            functions=[],
+            sample_ids=["s"],
+            prompts=["p"],
+            completions=["c"],
+            completion_ids=[[1]],
+        )
+    )
+
+
+def rollout(store: Path | str, name: str = "0/rollout/0") -> bytes:
+    return encode_request(
+        RolloutRequest(
+            call=call_info(store, name),
+            model=ModelRef(path="m", job="job", version=0),
+            sampling=SamplingParams(),
+            prompts=[],
+            samples=[],
+        )
+    )
+
+
+def counting() -> tuple[list[str], Handler]:
+    """A reward handler whose answer is how many calls ran before it."""
+    runs: list[str] = []
+
+    def handle(request: RewardRequest, context: CallContext) -> Iterator[Frame]:
+        runs.append(request.call.id)
+        yield RewardDone(scores=[], totals=[float(len(runs))])
+
+    return runs, handle
+
+
+def raising(error: BaseException) -> Handler:
+    def handle(request: Any, context: CallContext) -> Iterator[Frame]:
+        yield Progress(running=0, waiting=0, kv_tokens=0, iterations=0)
+        raise error
+
+    return handle
+
+
+class Gate:
+    """A rollout handler that works until it is let go or told to stop."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.open = threading.Event()
+        self.ended_for: str | None = None
+
+    def handle(self, request: Any, context: CallContext) -> Iterator[Frame]:
+        self.entered.set()
+        yield Progress(running=1, waiting=0, kv_tokens=0, iterations=0)
+        while context.stop_reason is None and not self.open.wait(0.001):
+            pass
+        self.ended_for = context.stop_reason
+        if isinstance(request, RolloutRequest):
+            yield RolloutDone(unfinished=[0] if self.ended_for else [])
+        else:
+            yield RewardDone(scores=[], totals=[1.0])
+
+
+# --- admission ----------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_call_is_answered_with_its_frames(tmp_path: Path) -> None:
+    def handle(request: RolloutRequest, context: CallContext) -> Iterator[Frame]:
+        assert context.remaining_s > 50
+        yield Tokens(samples=[0], starts=[0], counts=[2], tokens=[5, 6], logprobs=b"", version=3)
+        yield RolloutDone(generated_tokens=2)
+
+    answer = await Service(Echo(rollout=handle)).ask(ROLLOUT, rollout(tmp_path))
+    assert answer.status == 200
+    assert [type(f) for f in answer.frames] == [Tokens, RolloutDone]
+
+
+@in_loop
+@pytest.mark.parametrize("token", ["", "the toke", "the token2", "THE TOKEN", "tökén"])
+async def test_a_wrong_token_is_refused(tmp_path: Path, token: str) -> None:
+    runs, handle = counting()
+    answer = await Service(Echo(reward=handle)).ask(REWARD, reward(tmp_path), token)
+    assert answer.status == 401
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.problem["category"] == "user"
+    assert runs == []
+
+
+@in_loop
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\xc1", b"{}", msgspec.msgpack.encode({"call": 3}), reward("/tmp")[:-1]],
+    ids=["empty", "no msgpack", "JSON", "wrong type", "cut off"],
+)
+async def test_bytes_that_are_no_request_are_refused(body: bytes) -> None:
+    answer = await Service(Echo(reward=counting()[1])).ask(REWARD, body)
+    assert answer.status == 422
+    assert "RewardRequest" in answer.problem["detail"]
+
+
+@in_loop
+async def test_an_id_that_leaves_its_folder_is_refused(tmp_path: Path) -> None:
+    service = Service(Echo(reward=counting()[1]))
+    for name in ("../other/0", "", "a//b", "/a"):
+        answer = await service.ask(REWARD, reward(tmp_path, name))
+        assert (answer.status, answer.problem["param"]) == (422, "call.id")
+
+
+@in_loop
+async def test_a_full_instance_refuses_and_has_room_again(tmp_path: Path) -> None:
+    gate = Gate()
+    service = Service(Echo(rollout=gate.handle))
+    first = service.post(ROLLOUT, rollout(tmp_path, "a"))
+    await first.until(Progress)
+    second = await service.ask(ROLLOUT, rollout(tmp_path, "b"))
+    assert (second.status, second.problem["category"]) == (503, "capacity")
+    gate.open.set()
+    await first.task
+    third = await service.ask(ROLLOUT, rollout(tmp_path, "c"))
+    assert isinstance(third.frames[-1], RolloutDone)
+
+
+def test_a_function_without_a_token_is_not_made() -> None:
+    with pytest.raises(UserError, match="token"):
+        create_app("reward", Echo(), "")
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+@in_loop
+@pytest.mark.parametrize(
+    ("error", "category", "words"),
+    [
+        (UserError("bad reward", param="rewards.0", hint="fix it"), "user", "bad reward"),
+        (TransientError("lost the store"), "transient", "lost the store"),
+        (CapacityError("full"), "capacity", "full"),
+        (ValueError("a defect"), "internal", "ValueError: a defect"),
+        (MemoryError(), "capacity", "out of memory"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "capacity", "out of memory"),
+        (OSError(errno.ENOSPC, "No space left on device"), "capacity", "no space left"),
+        (OSError(errno.EACCES, "Permission denied"), "internal", "Permission denied"),
+        (SystemExit(3), "internal", "SystemExit"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+async def test_an_error_ends_the_stream_as_a_problem_of_its_family(
+    tmp_path: Path, error: BaseException, category: str, words: str
+) -> None:
+    service = Service(Echo(rollout=raising(error), reward=raising(error)))
+    streamed = await service.ask(ROLLOUT, rollout(tmp_path))
+    assert [type(f) for f in streamed.frames] == [Progress, Problem]
+    unary = await service.ask(REWARD, reward(tmp_path))
+    assert [type(f) for f in unary.frames] == [Problem]
+    for answer in (streamed, unary):
+        assert answer.problem["category"] == category
+        assert words in answer.problem["detail"]
+    if isinstance(error, UserError):
+        assert (unary.problem["param"], unary.problem["hint"]) == ("rewards.0", "fix it")
+    metrics = (await service.get("/metrics")).body.decode()
+    assert f'rlhfless_errors_total{{category="{category}",function="reward"}} 2.0' in metrics
+
+
+@in_loop
+async def test_a_defect_leaves_its_traceback_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await Service(Echo(reward=raising(ValueError("a defect")))).ask(REWARD, reward(tmp_path))
+    assert "Traceback" in caplog.text
+    assert "ValueError: a defect" in caplog.text
+
+
+@in_loop
+async def test_a_handler_without_a_result_is_a_defect(tmp_path: Path) -> None:
+    def handle(request: Any, context: CallContext) -> Iterator[Frame]:
+        yield Progress(running=0, waiting=0, kv_tokens=0, iterations=0)
+
+    answer = await Service(Echo(rollout=handle)).ask(ROLLOUT, rollout(tmp_path))
+    assert answer.problem["category"] == "internal"
+    assert "without a result" in answer.problem["detail"]
+
+
+@in_loop
+async def test_frames_after_the_terminal_one_are_not_sent(tmp_path: Path) -> None:
+    def handle(request: Any, context: CallContext) -> Iterator[Frame]:
+        yield RolloutDone()
+        yield Progress(running=0, waiting=0, kv_tokens=0, iterations=0)
+
+    answer = await Service(Echo(rollout=handle)).ask(ROLLOUT, rollout(tmp_path))
+    assert [type(f) for f in answer.frames] == [RolloutDone]
+
+
+# --- time ---------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_silence_is_filled_with_heartbeats(tmp_path: Path) -> None:
+    gate = Gate()
+    service = Service(Echo(rollout=gate.handle, reward=gate.handle), heartbeat_s=0.01)
+    for path, body in ((ROLLOUT, rollout(tmp_path)), (REWARD, reward(tmp_path))):
+        gate.open.clear()
+        client = service.post(path, body)
+        await client.until(Heartbeat)
+        gate.open.set()
+        await client.task
+        beats = [f for f in client.frames if isinstance(f, Heartbeat)]
+        assert beats[-1].busy_s > 0
+        assert not isinstance(client.frames[-1], Heartbeat)
+
+
+@in_loop
+async def test_a_handler_sees_its_deadline(tmp_path: Path) -> None:
+    gate = Gate()
+    await Service(Echo(reward=gate.handle)).ask(REWARD, reward(tmp_path, deadline_s=0.02))
+    assert gate.ended_for == "deadline"
+
+
+@in_loop
+async def test_a_handler_that_ignores_its_deadline_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("functions.execution.OVERRUN_S", 0.02)
+    release = threading.Event()
+
+    def deaf(request: Any, context: CallContext) -> Iterator[Frame]:
+        release.wait()
+        yield RewardDone(scores=[], totals=[])
+
+    service = Service(Echo(reward=deaf))
+    answer = await service.ask(REWARD, reward(tmp_path, deadline_s=0.01))
+    assert answer.problem["category"] == "transient"
+    full = await service.ask(REWARD, reward(tmp_path, "another"))
+    assert full.status == 503  # its thread is still taken
+    release.set()
+
+
+@in_loop
+async def test_a_slow_reader_slows_the_handler(tmp_path: Path) -> None:
+    made: list[int] = []
+    sent = asyncio.Event()
+
+    def flood(request: Any, context: CallContext) -> Iterator[Frame]:
+        for i in range(1000):
+            made.append(i)
+            yield Progress(running=i, waiting=0, kv_tokens=0, iterations=0)
+        yield RolloutDone()
+
+    service = Service(Echo(rollout=flood))
+    client = service.post(ROLLOUT, rollout(tmp_path))
+    send = client._send
+
+    async def stuck(message: dict[str, Any]) -> None:
+        await sent.wait()
+        await send(message)
+
+    client._send = stuck  # type: ignore[method-assign]
+    await until(lambda: len(made) > 64)
+    await asyncio.sleep(0.02)  # time enough to make them all, were it not for the reader
+    assert len(made) < 200
+    sent.set()
+    await client.task
+    assert len(client.frames) == 1001
+
+
+# --- leaving ------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_client_that_leaves_stops_its_call(tmp_path: Path) -> None:
+    for path, body in ((ROLLOUT, rollout(tmp_path)), (REWARD, reward(tmp_path))):
+        gate = Gate()
+        service = Service(Echo(rollout=gate.handle, reward=gate.handle))
+        client = service.post(path, body)
+        await until(gate.entered.is_set)
+        client.leave()
+        await client.task
+        assert await service.shell.drain(10)
+        assert gate.ended_for == "abort"
+
+
+@in_loop
+async def test_a_client_that_leaves_frees_a_handler_waiting_for_room(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def endless(request: Any, context: CallContext) -> Iterator[Frame]:
+        try:
+            while True:
+                yield Progress(running=0, waiting=0, kv_tokens=0, iterations=0)
+        finally:
+            ended.set()
+
+    service = Service(Echo(rollout=endless))
+    client = service.post(ROLLOUT, rollout(tmp_path))
+    await client.until(Progress)
+    client.leave()
+    await client.task
+    assert await service.shell.drain(10)
+    assert ended.is_set()
+
+
+@in_loop
+async def test_drain_tells_streams_and_admits_nothing(tmp_path: Path) -> None:
+    gate = Gate()
+    service = Service(Echo(rollout=gate.handle, reward=counting()[1]))
+    client = service.post(ROLLOUT, rollout(tmp_path))
+    await client.until(Progress)
+    assert (await service.get("/readyz")).status == 200
+    drained = asyncio.create_task(service.shell.drain(10))
+    await client.task
+    assert await drained
+    assert [type(f) for f in client.frames] == [Progress, Drain, RolloutDone]
+    assert client.frames[-1] == RolloutDone(unfinished=[0])
+    refused = await service.ask(REWARD, reward(tmp_path))
+    assert (refused.status, refused.problem["category"]) == (503, "transient")
+    assert (await service.get("/readyz")).status == 503
+    assert (await service.get("/healthz")).status == 200
+
+
+@in_loop
+async def test_drain_ends_with_its_grace(tmp_path: Path) -> None:
+    release = threading.Event()
+
+    def deaf(request: Any, context: CallContext) -> Iterator[Frame]:
+        yield Progress(running=0, waiting=0, kv_tokens=0, iterations=0)
+        release.wait()
+        yield RolloutDone()
+
+    service = Service(Echo(rollout=deaf))
+    client = service.post(ROLLOUT, rollout(tmp_path))
+    await client.until(Progress)
+    assert not await service.shell.drain(0.01)
+    release.set()
+    await client.task
+
+
+def test_close_lets_the_function_go() -> None:
+    function = Echo()
+    Service(function).shell.close()
+    assert function.closed
+
+
+# --- first results ------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_repeat_gets_the_first_result(tmp_path: Path) -> None:
+    runs, handle = counting()
+    service = Service(Echo(reward=handle))
+    first = await service.ask(REWARD, reward(tmp_path, "0/reward/0"))
+    repeat = await service.ask(REWARD, reward(tmp_path, "0/reward/0"))
+    other = await service.ask(REWARD, reward(tmp_path, "0/reward/1"))
+    assert first.frames == repeat.frames == [RewardDone(scores=[], totals=[1.0])]
+    assert other.frames == [RewardDone(scores=[], totals=[2.0])]
+    assert runs == ["0/reward/0", "0/reward/1"]
+    assert ObjectStore(str(tmp_path)).list("results") == [
+        "results/job/0/reward/0",
+        "results/job/0/reward/1",
+    ]
+
+
+@in_loop
+async def test_a_repeat_on_another_instance_gets_the_first_result(tmp_path: Path) -> None:
+    runs, handle = counting()
+    first = await Service(Echo(reward=handle)).ask(REWARD, reward(tmp_path))
+    repeat = await Service(Echo(reward=handle)).ask(REWARD, reward(tmp_path))
+    assert first.frames == repeat.frames
+    assert len(runs) == 1
+
+
+@in_loop
+async def test_the_same_id_in_another_store_is_another_call(tmp_path: Path) -> None:
+    runs, handle = counting()
+    service = Service(Echo(reward=handle))
+    await service.ask(REWARD, reward(tmp_path / "a"))
+    await service.ask(REWARD, reward(tmp_path / "b"))
+    assert len(runs) == 2
+
+
+@in_loop
+async def test_a_repeat_joins_the_call_in_flight_and_outlives_its_first_caller(
+    tmp_path: Path,
+) -> None:
+    gate = Gate()
+    service = Service(Echo(reward=gate.handle))
+    first = service.post(REWARD, reward(tmp_path))
+    await until(gate.entered.is_set)
+    second = service.post(REWARD, reward(tmp_path))  # no room is needed to join
+    await until(lambda: service.shell._num_answers == 2)
+    first.leave()
+    await first.task
+    gate.open.set()
+    await second.task
+    assert gate.ended_for is None
+    assert second.frames == [RewardDone(scores=[], totals=[1.0])]
+
+
+@in_loop
+async def test_a_failed_call_is_tried_again(tmp_path: Path) -> None:
+    _, handle = counting()
+    fails = iter([True, False])
+
+    def flaky(request: Any, context: CallContext) -> Iterator[Frame]:
+        if next(fails):
+            raise TransientError("once")
+        yield from handle(request, context)
+
+    service = Service(Echo(reward=flaky))
+    assert (await service.ask(REWARD, reward(tmp_path))).problem["category"] == "transient"
+    assert (await service.ask(REWARD, reward(tmp_path))).frames == [
+        RewardDone(scores=[], totals=[1.0])
+    ]
+
+
+@in_loop
+async def test_a_rollout_is_not_kept(tmp_path: Path) -> None:
+    runs: list[int] = []
+
+    def handle(request: Any, context: CallContext) -> Iterator[Frame]:
+        runs.append(1)
+        yield RolloutDone()
+
+    service = Service(Echo(rollout=handle))
+    await service.ask(ROLLOUT, rollout(tmp_path))
+    await service.ask(ROLLOUT, rollout(tmp_path))
+    assert len(runs) == 2
+    assert ObjectStore(str(tmp_path)).list("results") == []
+
+
+# --- metrics ------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_metrics_count_calls_tokens_and_refusals(tmp_path: Path) -> None:
+    def handle(request: Any, context: CallContext) -> Iterator[Frame]:
+        yield Tokens(samples=[0], starts=[0], counts=[3], tokens=[1, 2, 3], logprobs=b"", version=0)
+        yield RolloutDone(prefill_computed=10, prefill_saved=70)
+
+    service = Service(Echo(rollout=handle))
+    await service.ask(ROLLOUT, rollout(tmp_path))
+    await service.ask(ROLLOUT, b"", "wrong")
+    text = (await service.get("/metrics")).body.decode()
+    for line in (
+        'rlhfless_calls_total{function="reward",outcome="ok"} 1.0',
+        'rlhfless_refused_total{function="reward",status="401"} 1.0',
+        'rlhfless_tokens_total{function="reward",kind="generated"} 3.0',
+        'rlhfless_tokens_total{function="reward",kind="prefilled"} 10.0',
+        'rlhfless_tokens_total{function="reward",kind="prefill_saved"} 70.0',
+        'rlhfless_calls_in_flight{function="reward"} 0.0',
+    ):
+        assert line in text
+    assert "rlhfless_busy_seconds_total" in text
+    assert TOKEN not in text
