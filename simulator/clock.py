@@ -3,14 +3,15 @@
 The orchestrator asks time only of its loop, so the same code runs on this one in simulations and
 unit tests, thousands of times faster than the time it reports, and always the same way. When
 everything waits and no timer is left, nothing can ever happen again: that is a ``Deadlock``, and
-its message names the tasks and where each waits.
+its message names the tasks and what each awaits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -57,7 +58,10 @@ class _JumpingSelector(selectors.BaseSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """``time()`` starts at 0 seconds and moves only by jumps from timer to timer."""
+    """``time()`` starts at 0 seconds and moves only by jumps from timer to timer.
+
+    Blocking work handed to threads (``asyncio.to_thread``) runs at once and takes no time.
+    """
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
@@ -67,6 +71,16 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now_s
 
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # as an executor does: the waiter gets it
+            future.set_exception(error)
+        return future
+
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """``asyncio.run`` on virtual time. Raises ``Deadlock``."""
@@ -75,14 +89,28 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def describe_waiters(loop: asyncio.AbstractEventLoop) -> str:
-    """One line a task: its name and the innermost frame it waits in."""
+    """One line a task: its name, the calls it is in, outermost first, and where the last waits."""
     lines = []
     for task in sorted(asyncio.all_tasks(loop), key=lambda t: t.get_name()):
-        stack = task.get_stack()
-        if stack:
-            frame = stack[-1]
-            where = f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
-        else:
-            where = "not started"
+        frames = _awaited_frames(task.get_coro())
+        where = "not started"
+        if frames:
+            names = " > ".join(frame.f_code.co_qualname for frame in frames)
+            where = f"{names} ({frames[-1].f_code.co_filename}:{frames[-1].f_lineno})"
         lines.append(f"  {task.get_name()}: waits in {where}")
     return "nothing is left to happen; waiting:\n" + "\n".join(lines)
+
+
+def _awaited_frames(awaitable: Any) -> list[FrameType]:
+    """What a suspended coroutine awaits, from its outermost frame to its innermost."""
+    frames: list[FrameType] = []
+    while awaitable is not None:
+        for kind in ("cr", "ag", "gi"):
+            if hasattr(awaitable, f"{kind}_frame"):
+                frame = getattr(awaitable, f"{kind}_frame")
+                frames += [] if frame is None else [frame]
+                awaitable = getattr(awaitable, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
+                break
+        else:
+            return frames
+    return frames

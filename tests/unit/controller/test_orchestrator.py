@@ -1,0 +1,288 @@
+"""The real orchestrator on virtual time, against scripted functions that fail at random.
+
+Whatever is lost on the way - streams, instances, answers, the controller itself - a job must end
+with the same samples, one optimizer step a step, and nothing generated that was already finished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fakeredis
+import pytest
+
+from controller.dataset import PromptOrder, Row
+from controller.dispatch import Dispatcher, RetryPolicy
+from controller.job import Data, Event, Job, Prompt
+from controller.job_store import JobStore
+from controller.ledger import Ledger
+from controller.orchestrator import Orchestrator, Outcome
+from controller.timeline import Timeline
+from rlhfless.batches import Batch, read_batch
+from rlhfless.errors import InternalError, TransientError, UserError
+from rlhfless.messages import RolloutRequest, TrainRequest
+from rlhfless.objects import ObjectStore
+from rlhfless.spec import JobSpec
+from simulator.clock import run
+from tests.support.scripted_platform import Faults, ScriptedPlatform
+
+STEPS = 3
+
+
+class PlainTokenizer:
+    def decode(self, responses: list[list[int]]) -> list[str]:
+        return [" ".join(map(str, tokens)) for tokens in responses]
+
+
+def make_spec(**changes: Any) -> JobSpec:
+    raw: dict[str, Any] = {
+        "name": "job",
+        "seed": 1,
+        "model": {"path": "tiny"},
+        "dataset": {"path": "train.jsonl"},
+        "evaluation": {"dataset": {"path": "eval.jsonl"}},
+        "rewards": [{"python": "rewards.py:odd"}],
+        "rollout": {"max_tokens": 64, "max_instances": 3},
+        "algorithm": {"group_size": 4, "kl": {"coefficient": 0.1}},
+        "training": {"prompts_per_step": 4, "steps": STEPS, "checkpoint_every": 2},
+    }
+    for key, value in changes.items():
+        raw[key] = raw.get(key, {}) | value if isinstance(value, dict) else value
+    return JobSpec.model_validate(raw)
+
+
+@dataclass
+class World:
+    """What outlives a controller: the stores and the functions."""
+
+    folder: Path
+    platform: ScriptedPlatform
+    server: fakeredis.FakeServer
+    spec: JobSpec
+    events: list[Event]
+
+    def job(self) -> Job:
+        prompts = [
+            Prompt(f"p{i}", Row(f"prompt {i}", {}, f"row {i}"), (10 + i, 3)) for i in range(6)
+        ]
+        timeline = Timeline()
+        return Job(
+            id="job",
+            spec=self.spec,
+            data=Data(
+                tokenizer=PlainTokenizer(),  # type: ignore[arg-type]
+                stop_token_ids=[2],
+                prompts=prompts,
+                order=PromptOrder(len(prompts), self.spec.seed, True),
+                evaluation=prompts[:3],
+            ),
+            objects=ObjectStore(str(self.folder)),
+            journal=JobStore(fakeredis.FakeAsyncRedis(server=self.server), "job"),
+            dispatcher=Dispatcher(
+                self.platform, timeline, random.Random(0), RetryPolicy(attempts=8)
+            ),
+            timeline=timeline,
+            ledger=Ledger(),
+            observe=self.events.append,
+        )
+
+    async def live(self, for_s: float = float("inf")) -> Outcome | None:
+        """Run one controller; None if it is killed after ``for_s`` seconds."""
+        orchestrator = Orchestrator(self.job(), "weights")
+        try:
+            async with asyncio.timeout(None if for_s == float("inf") else for_s):
+                return await orchestrator.run()
+        except TimeoutError:
+            return None
+
+
+def world(folder: Path, spec: JobSpec | None = None, **faults: float) -> World:
+    seed = int(faults.pop("seed", 0))
+    return World(
+        folder,
+        ScriptedPlatform(Faults(random.Random(seed), **faults)),
+        fakeredis.FakeServer(),
+        spec or make_spec(),
+        [],
+    )
+
+
+def batches(w: World) -> list[Batch]:
+    requests = {r.call.id: r for r in w.platform.requests if isinstance(r, TrainRequest)}
+    store = ObjectStore(str(w.folder))
+    return [read_batch(store, requests[call].batch) for call in sorted(requests)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Batch]:
+    w = world(tmp_path_factory.mktemp("undisturbed"))
+    run(w.live())
+    return batches(w)
+
+
+def assert_same(found: list[Batch], expected: list[Batch]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        for name, array in vars(other).items():
+            assert (getattr(one, name) == array).all(), name
+
+
+def test_a_job_from_start_to_end(tmp_path: Path, undisturbed: list[Batch]) -> None:
+    w = world(tmp_path)
+    outcome = run(w.live())
+    assert outcome is not None
+    assert (outcome.status, outcome.steps, outcome.version) == ("succeeded", STEPS, STEPS)
+    assert outcome.before is not None
+    assert 0 <= outcome.before.accuracy <= 1
+    assert sorted(w.platform.trained) == [1, 2, 3]
+    assert [b.num_samples for b in undisturbed] == [16] * STEPS
+    # Each sample is generated once, each on the version before the step.
+    assert all(
+        b.response_lengths.sum()
+        == sum(w.platform.generated[f"{s}/{g}/{k}"] for g in range(4) for k in range(4))
+        for s, b in enumerate(undisturbed)
+    )
+    train = [r for r in w.platform.requests if isinstance(r, TrainRequest)]
+    assert [r.checkpoint for r in train] == [False, True, True]
+    kinds = [e.kind for e in w.events]
+    assert kinds.count("step") == STEPS
+    metrics = next(e for e in w.events if e.kind == "step").data["metrics"]
+    for name in (
+        "step",
+        "reward/mean",
+        "response_length/mean",
+        "response_length/max",
+        "policy/kl",
+        "policy/grad_norm",
+        "time/step_s",
+        "time/rollout_s",
+        "time/train_s",
+        "functions/held_s",
+        "functions/busy_s",
+        "functions/idle_fraction",
+        "prefill/tokens_computed",
+        "prefill/tokens_saved",
+        "tokens_per_s",
+    ):
+        assert name in metrics
+
+
+def test_scoring_overlaps_the_rollout(tmp_path: Path) -> None:
+    w = world(tmp_path)
+    run(w.live())
+    metrics = [e.data["metrics"] for e in w.events if e.kind == "step"]
+    # Two scoring calls of 5 ms (the last batch's reward and reference, side by side) are left.
+    assert all(m["time/scoring_tail_s"] < 0.012 for m in metrics)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_lost_streams_drains_and_refusals_change_nothing(
+    tmp_path: Path, undisturbed: list[Batch], seed: int
+) -> None:
+    w = world(tmp_path, seed=seed, lost=0.05, drained=0.03, refused=0.05, repeated=0.05)
+    outcome = run(w.live())
+    assert outcome is not None
+    assert outcome.status == "succeeded"
+    assert_same(batches(w), undisturbed)
+    assert sorted(w.platform.trained) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_controller_killed_again_and_again_changes_nothing(
+    tmp_path: Path, undisturbed: list[Batch], seed: int
+) -> None:
+    w = world(tmp_path, seed=seed, lost=0.02)
+    rng = random.Random(seed)
+
+    async def lives() -> int:
+        count = 1
+        while await w.live(for_s=rng.uniform(0.05, 0.9)) is None:
+            count += 1
+            assert count < 300
+        return count
+
+    assert run(lives()) > 1
+    assert_same(batches(w), undisturbed)
+    assert sorted(w.platform.trained) == [1, 2, 3]
+
+
+def test_finished_samples_are_not_generated_again(tmp_path: Path) -> None:
+    w = world(tmp_path)
+
+    async def lives() -> dict[str, int]:
+        life = asyncio.create_task(w.live())
+        while not any(event.kind == "rollout" for event in w.events):
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        life.cancel()
+        await asyncio.wait([life])
+        journal = await w.job().journal.step_journal(0)
+        assert 0 < len(journal.samples) < 16
+        before = {i: w.platform.generated[i] for i in journal.samples}
+        await w.live()
+        return before
+
+    before = run(lives())
+    assert {i: w.platform.generated[i] for i in before} == before
+
+
+def test_a_function_that_never_answers_well_gives_a_clear_error(tmp_path: Path) -> None:
+    w = world(tmp_path)
+    w.platform.broken = TransientError("rollout-1 died (SIGKILL)")
+    with pytest.raises(ExceptionGroup) as raised:
+        run(w.live())
+    assert raised.group_contains(InternalError, match=r"rollout function failed 8 times.*SIGKILL")
+
+
+def test_a_users_mistake_is_not_retried(tmp_path: Path) -> None:
+    w = world(tmp_path)
+    w.platform.broken = UserError("there is no model")
+    with pytest.raises(ExceptionGroup) as raised:
+        run(w.live())
+    assert raised.group_contains(UserError, match="no model")
+    assert len(w.platform.requests) == 3  # one an actor
+
+
+def test_actors_are_chosen_and_the_choice_is_kept(tmp_path: Path) -> None:
+    w = world(tmp_path)
+
+    async def plans() -> list[dict[str, Any]]:
+        await w.live()
+        return [r.plan for r in await w.job().journal.records()]
+
+    found = run(plans())
+    assert found[0]["actors"] == 3  # nothing measured yet
+    assert len(found[1]["alternatives"]) == 3
+
+
+@pytest.mark.parametrize("on_exceed", ["pause", "fail"])
+def test_a_budget_stops_the_job_between_steps(tmp_path: Path, on_exceed: str) -> None:
+    spec = make_spec(budget={"max_function_seconds": 5.0, "on_exceed": on_exceed})
+    w = world(tmp_path, spec)
+
+    async def spend() -> Outcome:
+        job = w.job()
+        await job.journal.note("usage", {"training": [1.0, 5.0, 0.0, None]})
+        return await Orchestrator(job, "weights").run()
+
+    if on_exceed == "fail":
+        with pytest.raises(UserError, match="budget is used up after 0 steps"):
+            run(spend())
+    else:
+        outcome = run(spend())
+        assert (outcome.status, outcome.steps) == ("paused", 0)
+    assert w.platform.trained == {}
+
+
+def test_an_evaluation_uses_the_version_it_is_asked_for(tmp_path: Path) -> None:
+    w = world(tmp_path, make_spec(evaluation={"every": 1, "temperature": 0.0}))
+    run(w.live())
+    evaluations = [
+        r for r in w.platform.requests if isinstance(r, RolloutRequest) and "/eval" in r.call.id
+    ]
+    assert sorted({r.model.version for r in evaluations}) == [0, 1, 2, 3]
+    assert {r.sampling.temperature for r in evaluations} == {0.0}
