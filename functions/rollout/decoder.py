@@ -28,9 +28,11 @@ class NewRow:
 class Decoder(Protocol):
     """State of one batch. Logits [rows, vocabulary] may be overwritten by the caller."""
 
-    num_rows: int
     prefill_tokens: int
     """Tokens run through the model to admit rows, so far."""
+
+    @property
+    def num_rows(self) -> int: ...
 
     @property
     def kv_tokens(self) -> int:

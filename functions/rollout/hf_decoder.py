@@ -60,7 +60,6 @@ class HfDecoder:
         self._columns: ColumnCache | None = None
         self._cache: Any = None
         self._positions = np.zeros(max_rows, dtype=np.int64)
-        self._starts_mask: Tensor | None = None
         self._kept: dict[int, tuple[Tensor, list[tuple[Tensor, Tensor]]]] = {}
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
@@ -148,11 +147,8 @@ class HfDecoder:
             past_key_values=DynamicCache(),
             **keep,
         )
-        layers = [
-            (getattr(layer, "keys", None), getattr(layer, "values", None))
-            for layer in output.past_key_values.layers
-        ]
-        if not layers or any(k is None or v is None or k.dim() != 4 for k, v in layers):
+        layers = [_plain(layer) for layer in output.past_key_values.layers]
+        if not layers or None in layers:
             raise UserError(
                 f"{type(self._model).__name__} keeps no plain keys and values: rollout cannot "
                 "batch it",
@@ -160,11 +156,15 @@ class HfDecoder:
                 hint="use a decoder-only attention model",
             )
         self.prefill_tokens += sum(lengths)
-        place = {last: i for i, last in enumerate(lasts)} if self._takes_keep else None
+        # Without the option the model has computed the logits of every position.
+        place = {last: i if self._takes_keep else last for i, last in enumerate(lasts)}
         return [
             (
-                output.logits[row, length - 1 if place is None else place[length - 1]],
-                [(key[row, :, :length], value[row, :, :length]) for key, value in layers],
+                output.logits[row, place[length - 1]],
+                [
+                    (key[row, :, :length], value[row, :, :length])
+                    for key, value in filter(None, layers)
+                ],
             )
             for row, length in enumerate(lengths)
         ]
@@ -186,3 +186,11 @@ class HfDecoder:
         if not self._takes_positions:
             del inputs["position_ids"]
         return self._model(**inputs, use_cache=True)
+
+
+def _plain(layer: Any) -> tuple[Tensor, Tensor] | None:
+    """Keys and values [N, H, T, D] of a cache layer; None for state of another kind."""
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    if keys is None or values is None or keys.dim() != 4:
+        return None
+    return keys, values
