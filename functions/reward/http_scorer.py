@@ -8,6 +8,7 @@ reward's ``timeout_s``; then the call fails as transient. Other answers are the 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import threading
 
@@ -107,8 +108,8 @@ class HttpScorer:
             what = f"answered with status {response.status_code}{_first_line(response)}"
             raise fault(self._function, samples, what, hint=f"POST {self._function.target}")
         try:
-            answer = msgspec.json.decode(response.content)
-        except msgspec.DecodeError:
+            answer = json.loads(response.content)  # takes NaN, so that its sample can be named
+        except ValueError:
             what = f"answered with something that is no JSON{_first_line(response)}"
             raise fault(self._function, samples, what) from None
         if not isinstance(answer, dict) or "rewards" not in answer:
