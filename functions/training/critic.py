@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from functions.lm_head import hidden_states, plain_model
-from functions.microbatches import MicroBatch
+from functions.lm_head import plain_model
 from functions.modeling import load_base
+from functions.training.hidden import enable_packing, predictors
+from functions.training.packing import Pass
 from functions.training.policy import prepare
 from rlhfless.errors import UserError
 from rlhfless.messages import ModelRef, Optimization
@@ -29,15 +30,17 @@ class Critic(nn.Module):
     def __init__(self, ref: ModelRef, settings: Optimization, device: torch.device, seed: int):
         super().__init__()
         base = load_base(ModelRef(path=ref.path, job=ref.job, version=0, dtype="float32"), device)
+        config = base.config.get_text_config()
+        enable_packing(base, config, device)
         inner = base.base_model
         self.backbone: Any = prepare(inner, inner, settings, seed).eval()
-        self.head = nn.Linear(base.config.get_text_config().hidden_size, 1, device=device)
+        self.head = nn.Linear(config.hidden_size, 1, device=device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def values(self, microbatch: MicroBatch) -> Tensor:
-        """``[N]``, one for each response token of the pass."""
-        hidden = hidden_states(plain_model(self.backbone), microbatch)
+    def values(self, part: Pass) -> Tensor:
+        """``[r]``, one for each response token of the pass."""
+        hidden = predictors(plain_model(self.backbone), part)
         out: Tensor = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
         return out.float()
 

@@ -1,32 +1,23 @@
-"""Forward passes of a learner over micro-batches: log-probs, entropies, values."""
+"""Forward passes of a learner: log-probs, entropies, values."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from functions.lm_head import hidden_states, lm_head
+from functions.lm_head import lm_head
 from functions.logprobs import TokenLogprobs, head_logprobs
-from functions.microbatches import MicroBatch
+from functions.training.hidden import predictors
 from functions.training.learner import Learner
-from functions.training.rows import CPU_MICROBATCH_TOKENS, Indices, Sequences, lay_out, plan
+from functions.training.packing import CPU_PASS_TOKENS, Indices, Pass, Sequences, lay_out, plan
 from rlhfless.batches import Batch
 from rlhfless.errors import InternalError
 from rlhfless.messages import Optimization, TrainRequest
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One forward pass; ``where`` ``[n]``: its response tokens' places in the batch's ``[R]``."""
-
-    microbatch: MicroBatch
-    where: Tensor
 
 
 class Forward:
@@ -41,36 +32,38 @@ class Forward:
         self._has_modes = self._settings.lora_dropout > 0 or self._settings.gradient_checkpointing
         self._tokens = self._settings.tokens_per_microbatch
         if learner.policy.device.type == "cpu":
-            self._tokens = min(self._tokens, CPU_MICROBATCH_TOKENS)
+            self._tokens = min(self._tokens, CPU_PASS_TOKENS)
 
     def passes(self, samples: Indices) -> list[Pass]:
         """``samples`` in forward passes, the longest first."""
         policy = self._learner.policy
-        rows = plan(self._sequences, samples, self._tokens, hidden_size=policy.share_hidden)
-        return [Pass(*lay_out(self._sequences, part, policy.device)) for part in rows]
+        return [
+            lay_out(self._sequences, part, policy.device, packed=policy.packs)
+            for part in plan(self._sequences, samples, self._tokens, packed=policy.packs)
+        ]
 
     def logprobs(
-        self, microbatch: MicroBatch, *, entropy: bool = False, entropy_gradient: bool = False
+        self, part: Pass, *, entropy: bool = False, entropy_gradient: bool = False
     ) -> TokenLogprobs:
-        """Of the policy, differentiable where gradients are on."""
+        """Of the policy, ``[r]``, differentiable where gradients are on."""
         policy = self._learner.policy
         with self._mode(policy.model):
             return head_logprobs(
                 lm_head(policy.model),
-                hidden_states(policy.backbone, microbatch),
-                microbatch.targets,
+                predictors(policy.backbone, part),
+                part.targets,
                 self._temperature,
                 with_entropy=entropy,
                 entropy_gradient=entropy_gradient,
             )
 
-    def values(self, microbatch: MicroBatch) -> Tensor:
-        """Of the critic, ``[n]``, differentiable where gradients are on."""
+    def values(self, part: Pass) -> Tensor:
+        """Of the critic, ``[r]``, differentiable where gradients are on."""
         critic = self._learner.critic
         if critic is None:
             raise InternalError("this algorithm has no value model")
         with self._mode(critic):
-            return critic.values(microbatch)
+            return critic.values(part)
 
     @contextlib.contextmanager
     def _mode(self, module: torch.nn.Module) -> Iterator[None]:

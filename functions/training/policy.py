@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from functions.lm_head import backbone, plain_model
 from functions.modeling import load_base
-from functions.training.rows import can_share_prompts
+from functions.training.hidden import enable_packing
 from functions.weights.lora import adapter_config, adapter_tensors, load_adapter
 from rlhfless.errors import UserError
 from rlhfless.messages import ModelRef, Optimization
@@ -31,15 +31,14 @@ class Policy:
         base = load_base(
             ModelRef(path=ref.path, job=ref.job, version=0, dtype="float32"), device
         ).eval()
+        config = base.config.get_text_config()
+        self.packs = enable_packing(base, config, device)
         self.model: Any = prepare(base, base.base_model, settings, seed)
         self.device = device
         self.kind = _KINDS[settings.trainable]
         self._dtype = torch.float32 if self.kind == "lora" else _DTYPES[ref.dtype]
-        config = self.plain.config.get_text_config()
         self.context: int | None = getattr(config, "max_position_embeddings", None)
         self.vocabulary: int = self.plain.get_input_embeddings().num_embeddings
-        shares = can_share_prompts(self.backbone, config, device)
-        self.share_hidden: int = config.hidden_size if shares else 0
 
     @property
     def plain(self) -> Any:

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from functions.training import advantages
-from functions.training.forward import Forward, Pass, seeded, spread
+from functions.training.forward import Forward, seeded, spread
 from functions.training.inputs import check_batch
 from functions.training.kl import k1, kl_loss
 from functions.training.learner import Learner
 from functions.training.losses import policy_loss, sample_weights, value_loss
 from functions.training.metrics import PolicyMetrics, batch_metrics, explained_variance, mean
 from functions.training.optimizer import AdamW, learning_rate
-from functions.training.rows import Indices
+from functions.training.packing import Indices, Pass
 from rlhfless.batches import Batch
 from rlhfless.errors import InternalError
 from rlhfless.messages import TrainRequest
@@ -104,7 +104,7 @@ class Update:
         everyone = np.arange(self._batch.num_samples)
         if self._learner.critic is not None:
             for part in self._forward.passes(everyone):
-                self._old_values[part.where] = self._forward.values(part.microbatch)
+                self._old_values[part.where] = self._forward.values(part)
                 yield
         if self._in_reward:
             needed = everyone
@@ -114,7 +114,7 @@ class Update:
             needed = np.setdiff1d(everyone, first)
         if len(needed):
             for part in self._forward.passes(needed):
-                self._old[part.where] = self._forward.logprobs(part.microbatch).logprobs
+                self._old[part.where] = self._forward.logprobs(part).logprobs
                 yield
         self._old_known[needed] = True
 
@@ -141,9 +141,7 @@ class Update:
         measure = bonus or number < self._settings.minibatches
 
         def loss_of(part: Pass) -> Tensor:
-            result = self._forward.logprobs(
-                part.microbatch, entropy=measure, entropy_gradient=bonus
-            )
+            result = self._forward.logprobs(part, entropy=measure, entropy_gradient=bonus)
             new, where = result.logprobs, part.where
             if own:
                 self._old[where] = new.detach()
@@ -179,7 +177,7 @@ class Update:
         def loss_of(part: Pass) -> Tensor:
             where = part.where
             loss = value_loss(
-                self._forward.values(part.microbatch),
+                self._forward.values(part),
                 self._old_values[where],
                 self._returns[where],
                 algorithm.value_clip,

@@ -108,14 +108,18 @@ def test_microbatches_do_not_change_the_update(tiny_model_dir: Path, algorithm: 
         assert many.metrics[name] == pytest.approx(value, rel=1e-2, abs=1e-4), name
 
 
-def test_sharing_prompts_does_not_change_the_update(
-    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("algorithm", [GRPO, PPO], ids=["grpo", "ppo"])
+def test_packing_does_not_change_the_update(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm
 ) -> None:
     settings = change(SETTINGS)
-    shared = Run(tiny_model_dir, settings=settings)
-    assert shared.learner.policy.share_hidden == 64
-    monkeypatch.setattr("functions.training.policy.can_share_prompts", lambda *_: False)
-    assert_same(shared, Run(tiny_model_dir, settings=settings))
+    packed = Run(tiny_model_dir, settings=settings, algorithm=algorithm)
+    assert packed.learner.policy.packs
+    for module in ("policy", "critic"):
+        monkeypatch.setattr(f"functions.training.{module}.enable_packing", lambda *_: False)
+    plain = Run(tiny_model_dir, settings=settings, algorithm=algorithm)
+    assert not plain.learner.policy.packs
+    assert_same(packed, plain)
 
 
 def test_order_within_a_minibatch_does_not_change_the_update(tiny_model_dir: Path) -> None:
