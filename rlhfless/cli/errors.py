@@ -50,6 +50,8 @@ def reporting(verbose: bool) -> Iterator[None]:
         if verbose:
             traceback.print_exception(raised, file=sys.stderr)
         if isinstance(error, RlhflessError):
+            if verbose and error.trace:
+                typer.echo(error.trace, err=True)
             print_error(error)
             raise typer.Exit(error.exit_code) from None
         if isinstance(error, SystemExit | GeneratorExit):
