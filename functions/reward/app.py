@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
 
 from functions.context import CallContext, Function, FunctionConfig, Handler
 from functions.reward.process import SLICE_S, CallCancelled
@@ -116,7 +116,7 @@ def _await(
 def _raise_failure(call: Future[list[float | None]]) -> None:
     try:
         call.result()
-    except CallCancelled:
+    except (CallCancelled, CancelledError):
         raise TransientError("the reward function is closing") from None
 
 

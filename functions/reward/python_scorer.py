@@ -138,8 +138,7 @@ class PythonScorer:
     def _failed(self, worker: Worker, samples: Samples, reply: Failed) -> UserError:
         hint = reply.hint
         if reply.exhausted and self._function.memory_bytes:
-            limit_mb = self._function.memory_bytes / 1e6
-            hint = f"its memory limit is {limit_mb:.0f} MB (memory_mb)"
+            hint = f"its memory limit is {self._function.memory_bytes >> 20} MiB (memory_mb)"
         return self._error(
             worker, samples, reply.what, sample=reply.sample, hint=hint, trace=reply.trace
         )

@@ -43,6 +43,7 @@ def main(arguments: list[str]) -> None:
         os.set_inheritable(descriptor, False)
     calls = socket.socket(fileno=calls_fd)
     control = socket.socket(fileno=control_fd)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # what our starter blocked is not for us
     adopt_orphans()
     supervisor = os.getpid()
     worker = os.fork()

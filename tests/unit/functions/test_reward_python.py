@@ -289,11 +289,11 @@ def test_the_memory_limit_is_enforced_and_named(make: Make) -> None:
         "        if c == 'text 2': waste = bytearray(2_000_000_000)\n"
         "    return [0.0] * len(completions)"
     )
-    scorer = make(code, memory_bytes=1_000_000_000)
+    scorer = make(code, memory_bytes=1000 << 20)
     error = _error(scorer)
     assert "raised MemoryError" in error.detail
     assert "sample 's2'" in error.detail
-    assert "its memory limit is 1000 MB" in str(error.hint)
+    assert "its memory limit is 1000 MiB (memory_mb)" in str(error.hint)
     assert scorer.score(_samples(["fine"]), NEVER) == [0.0]
 
 
