@@ -78,9 +78,10 @@ class JobStore:
     async def exists(self) -> bool:
         return bool(await self._do(self._redis.hexists(self._key("job"), "spec")))
 
-    async def note(self, name: str, value: Any) -> None:
-        """Keep a JSON value with the job (status, evaluation results)."""
-        await self._do(self._redis.hset(self._key("job"), name, json.dumps(value)))
+    async def note(self, **values: Any) -> None:
+        """Keep JSON values with the job (status, evaluation results, usage)."""
+        encoded = {name: json.dumps(value) for name, value in values.items()}
+        await self._do(self._redis.hset(self._key("job"), mapping=cast(Any, encoded)))
 
     async def notes(self) -> dict[str, Any]:
         raw = await self._do(self._redis.hgetall(self._key("job")))

@@ -66,7 +66,7 @@ class Orchestrator:
         notes = await job.journal.notes()
         self._restore_usage(notes)
         state = decode_state(await job.journal.policy_state())
-        await job.journal.note("status", "running")
+        await job.journal.note(status="running")
         for record in records:
             job.observe(Event("step", f"step {record.step + 1}", {"metrics": record.metrics}))
         await self._warm_up()
@@ -74,29 +74,38 @@ class Orchestrator:
         before = await self._evaluation("eval_before", 0, notes, state)
         step_end_s = loop.time()
         position = Position()
-        version = 0
+        version = step = 0
+        paused: str | None = None
         if records:
             position = msgspec.convert(records[-1].position, Position)
             version = records[-1].version
-        for step in range(len(records), self._total_steps):
-            if (reason := self._over_budget()) is not None:
-                return await self._pause(reason, step, version, before)
-            result = await run_step(
-                job, step, version, position, state, self._total_steps, step_end_s
-            )
-            step_end_s, version, state = result.end_s, result.record.version, result.state
-            position = result.plan.position
-            await self._after_step(result)
-            if self._wants_evaluation(step):
-                await self._evaluation(f"eval_{step + 1}", step + 1, notes, state, version)
-                step_end_s = loop.time()
+        # What follows a step (files, garbage, books) runs beside the next step's rollout.
+        async with asyncio.TaskGroup() as group:
+            following: asyncio.Task[None] | None = None
+            for step in range(len(records), self._total_steps):
+                if (reason := self._over_budget()) is not None:
+                    paused = reason
+                    break
+                result = await run_step(
+                    job, step, version, position, state, self._total_steps, step_end_s
+                )
+                step_end_s, version, state = result.end_s, result.record.version, result.state
+                position = result.plan.position
+                if following is not None:
+                    await following
+                following = group.create_task(self._after_step(result), name=f"after-{step}")
+                if self._wants_evaluation(step):
+                    await self._evaluation(f"eval_{step + 1}", step + 1, notes, state, version)
+                    step_end_s = loop.time()
+        if paused is not None:
+            return await self._pause(paused, step, version, before)
 
         after = await self._evaluation("eval_after", self._total_steps, notes, state, version)
         job.observe(Event("export", self._export_folder))
         await job.dispatcher.call(
             export_request(job, self._total_steps, version, self._export_folder), ExportDone
         )
-        await job.journal.note("status", "succeeded")
+        await job.journal.note(status="succeeded")
         return self._outcome(
             "succeeded", "all steps done", self._total_steps, version, before, after
         )
@@ -104,8 +113,7 @@ class Orchestrator:
     async def save_usage(self) -> None:
         """Keep what was spent so far with the job, so that a resumed run adds to it."""
         usage = {f: [u.cold_s, u.busy_s, u.idle_s, u.usd] for f, u in self._usage().items()}
-        await self.job.journal.note("usage", usage)
-        await self.job.journal.note("wall_s", self._wall_s())
+        await self.job.journal.note(usage=usage, wall_s=self._wall_s())
 
     async def _warm_up(self) -> None:
         """Start cold functions side by side instead of one after the other at first use."""
@@ -137,7 +145,7 @@ class Orchestrator:
             found = msgspec.convert(notes[name], Evaluation)
         else:
             found = await evaluate(self.job, step, version, state)
-            await self.job.journal.note(name, msgspec.to_builtins(found))
+            await self.job.journal.note(**{name: msgspec.to_builtins(found)})
         self.job.observe(Event("evaluated", name, {"step": step, "evaluation": found}))
         return found
 
@@ -167,13 +175,13 @@ class Orchestrator:
         self, reason: str, steps: int, version: int, before: Evaluation | None
     ) -> Outcome:
         if self.job.spec.budget.on_exceed == "fail":
-            await self.job.journal.note("status", "failed")
+            await self.job.journal.note(status="failed")
             raise UserError(
                 f"the budget is used up after {steps} steps: {reason}",
                 param="budget",
                 hint="raise the budget and continue with --resume",
             )
-        await self.job.journal.note("status", "paused")
+        await self.job.journal.note(status="paused")
         return self._outcome("paused", reason, steps, version, before, None)
 
     def _outcome(

@@ -45,6 +45,8 @@ class Execution:
     ) -> None:
         self.context = context
         self.outcome = "ok"
+        self.busy_s = 0.0
+        """Seconds up to the handler's newest frame."""
         self._handler = handler
         self._request = request
         self._on_end = on_end
@@ -108,6 +110,7 @@ class Execution:
         if self._abandoned:
             return
         data = encode_frame(frame)
+        self.busy_s = self.elapsed_s
         self._room.acquire()
         self._waiting.append((data, isinstance(frame, TERMINAL)))
         self._tell(self._wake.set)
@@ -138,16 +141,19 @@ class Execution:
         self._waiting.append((encode_frame(Drain(reason=reason)), False))
         self._wake.set()
 
-    async def chunks(self, heartbeat_s: float) -> AsyncGenerator[bytes, None]:
-        """Encoded frames, as many at once as are there; the terminal one ends the last chunk.
+    async def chunks(
+        self, heartbeat_s: float, report_busy: bool = True
+    ) -> AsyncGenerator[bytes, None]:
+        """Encoded frames, as many at once as are there; the terminal one ends the last chunk, and
+        right before it a ``Heartbeat`` says how long the call worked, if ``report_busy``.
 
-        A ``Heartbeat`` after every ``heartbeat_s`` of silence. A handler that is not done
+        A ``Heartbeat`` also after every ``heartbeat_s`` of silence. A handler that is not done
         ``OVERRUN_S`` after its deadline is given up: its reader gets a transient problem.
         """
         last_s = self.context.deadline + OVERRUN_S
         while True:
             self._wake.clear()
-            chunk, ended = self._take()
+            chunk, ended = self._take(report_busy)
             if chunk:
                 yield chunk
             if ended or self._abandoned:
@@ -166,7 +172,7 @@ class Execution:
             except TimeoutError:
                 yield encode_frame(Heartbeat(busy_s=self.elapsed_s))
 
-    def _take(self) -> tuple[bytes, bool]:
+    def _take(self, report_busy: bool) -> tuple[bytes, bool]:
         parts: list[bytes] = []
         while self._waiting:
             data, terminal = self._waiting[0]
@@ -174,6 +180,8 @@ class Execution:
                 break  # ``_finish`` is about to wake us
             self._waiting.popleft()
             self._room.release()
+            if terminal and report_busy:
+                parts.append(encode_frame(Heartbeat(busy_s=self.busy_s)))
             parts.append(data)
             if terminal:
                 return b"".join(parts), True

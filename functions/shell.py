@@ -141,7 +141,7 @@ class Shell:
 
         async def finish() -> None:
             result = b""
-            async for chunk in execution.chunks(float("inf")):
+            async for chunk in execution.chunks(float("inf"), report_busy=False):
                 result = chunk
             if self._shared.get(key) is shared:
                 del self._shared[key]
@@ -159,7 +159,8 @@ class Shell:
             done, _ = await asyncio.wait({shared.result}, timeout=self.heartbeat_s)
             if not done:
                 yield encode_frame(Heartbeat(busy_s=shared.execution.elapsed_s))
-        yield shared.result.result()
+        busy = Heartbeat(busy_s=shared.execution.busy_s)
+        yield encode_frame(busy) + shared.result.result()
 
     def _leave(self, key: tuple[str, str], shared: _Shared) -> None:
         shared.callers -= 1

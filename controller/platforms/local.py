@@ -115,7 +115,7 @@ class LocalPlatform:
             except Refused as refused:
                 if not isinstance(refused.error, CapacityError) and not instance.stopping:
                     raise refused.error from None
-                # It still ends a call that was aborted, or it drains: not a fault of this call.
+                # It is still ending a call that was aborted, or it drains: no fault of this call.
                 await asyncio.sleep(_REFUSED_PAUSE_S)
             finally:
                 self._release(pool, instance)

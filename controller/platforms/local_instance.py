@@ -28,7 +28,7 @@ from rlhfless.errors import (
 )
 from rlhfless.frames import FrameReader
 from rlhfless.lifeline import Home
-from rlhfless.messages import TERMINAL, AnyFrame, Problem
+from rlhfless.messages import TERMINAL, AnyFrame, Drain, Problem
 
 _TAIL_LINES = 12
 _EXIT_NEWS_S = 2.0
@@ -191,10 +191,7 @@ class LocalInstance:
         reader = FrameReader()
         response: httpx.Response | None = None
         try:
-            async with self._while_alive():
-                response = await self._transport.handle_async_request(request)
-                if response.status_code != 200:
-                    raise Refused(_refusal(response.status_code, await response.aread()))
+            response = await self._admitted(request)
             chunks = aiter(response.aiter_raw())
             while True:
                 async with self._while_alive():
@@ -204,6 +201,8 @@ class LocalInstance:
                 for frame in reader.feed(chunk):
                     if isinstance(frame, Problem):
                         raise from_problem(frame.problem)
+                    if isinstance(frame, Drain):
+                        self.stopping = True  # somebody else than us told it to go
                     yield frame
                     if isinstance(frame, TERMINAL):
                         async with self._while_alive():  # to its end, so the connection is reused
@@ -220,6 +219,22 @@ class LocalInstance:
         finally:
             if response is not None:
                 await response.aclose()
+
+    async def _admitted(self, request: httpx.Request) -> httpx.Response:
+        """The answer's head. Raises ``Refused`` also if the process ended in order before it looked
+        at the call: one that drains cuts off nothing that it has admitted."""
+        assert self.process is not None
+        try:
+            async with self._while_alive():
+                response = await self._transport.handle_async_request(request)
+                if response.status_code != 200:
+                    raise Refused(_refusal(response.status_code, await response.aread()))
+                return response
+        except (TransientError, httpx.TransportError) as error:
+            await asyncio.wait({self.process.exited}, timeout=_EXIT_NEWS_S)
+            if self.process.exited.done() and self.process.exited.result() == 0:
+                raise Refused(self.death()) from error
+            raise
 
     @contextlib.asynccontextmanager
     async def _while_alive(self) -> AsyncGenerator[None, None]:

@@ -91,7 +91,7 @@ def test_two_controllers_committing_at_once_book_the_step_once() -> None:
 
 def test_notes_are_json() -> None:
     async def test(first: JobStore, second: JobStore) -> None:
-        await first.note("eval_before", {"accuracy": 0.25, "samples": [1, "a"]})
+        await first.note(eval_before={"accuracy": 0.25, "samples": [1, "a"]})
         assert (await second.notes())["eval_before"] == {"accuracy": 0.25, "samples": [1, "a"]}
 
     with_store(test)

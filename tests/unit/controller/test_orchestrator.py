@@ -215,7 +215,7 @@ def test_finished_samples_are_not_generated_again(tmp_path: Path) -> None:
 
     async def lives() -> dict[str, int]:
         life = asyncio.create_task(w.live())
-        while not any(event.kind == "rollout" for event in w.events):
+        while not any(event.kind == "rollout" for event in w.events):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)
         life.cancel()
@@ -266,7 +266,7 @@ def test_a_budget_stops_the_job_between_steps(tmp_path: Path, on_exceed: str) ->
 
     async def spend() -> Outcome:
         job = w.job()
-        await job.journal.note("usage", {"training": [1.0, 5.0, 0.0, None]})
+        await job.journal.note(usage={"training": [1.0, 5.0, 0.0, None]})
         return await Orchestrator(job, "weights").run()
 
     if on_exceed == "fail":

@@ -18,6 +18,7 @@ from functions.shell import Shell, create_app
 from rlhfless.errors import CapacityError, TransientError, UserError
 from rlhfless.frames import FrameReader, encode_request
 from rlhfless.messages import (
+    TERMINAL,
     AnyFrame,
     CallInfo,
     Drain,
@@ -63,6 +64,8 @@ class Client:
         self.headers: dict[str, str] = {}
         self.body = b""
         self.frames: list[AnyFrame] = []
+        self.busy_s: float | None = None
+        self.busy_s: float | None = None
         self._reader = FrameReader()
         self._app = app
         self._scope = {
@@ -96,8 +99,19 @@ class Client:
         else:
             self.body += message["body"]
             if self.status == 200 and "frames" in self.headers["content-type"]:
-                self.frames += self._reader.feed(message["body"])
+                for frame in self._reader.feed(message["body"]):
+                    if isinstance(frame, TERMINAL):
+                        self.busy_s = self._pop_busy()
+                    self.frames.append(frame)
         self._news.set()
+
+    def _pop_busy(self) -> float | None:
+        """What the frame right before the terminal one says, if it is a report of work done."""
+        if self.frames and isinstance(self.frames[-1], Heartbeat):
+            report = self.frames.pop()
+            assert isinstance(report, Heartbeat)
+            return report.busy_s
+        return None
 
     async def until(self, kind: type[Frame]) -> None:
         while not any(isinstance(frame, kind) for frame in self.frames):
@@ -368,6 +382,20 @@ async def test_silence_is_filled_with_heartbeats(tmp_path: Path) -> None:
         beats = [f for f in client.frames if isinstance(f, Heartbeat)]
         assert beats[-1].busy_s > 0
         assert not isinstance(client.frames[-1], Heartbeat)
+
+
+@in_loop
+async def test_an_answer_says_how_long_the_handler_worked(tmp_path: Path) -> None:
+    service = Service(Echo(rollout=Gate().handle, reward=counting()[1]))
+    unary = await service.ask(REWARD, reward(tmp_path))
+    assert unary.busy_s is not None
+    assert unary.busy_s > 0
+    streamed = service.post(ROLLOUT, rollout(tmp_path))
+    await streamed.until(Progress)
+    await service.shell.drain(10)
+    await streamed.task
+    assert streamed.busy_s is not None
+    assert streamed.busy_s > 0
 
 
 @in_loop
