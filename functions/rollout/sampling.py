@@ -3,8 +3,8 @@
 The variate ``u`` of a row decides its token: the first whose cumulative probability exceeds ``u``.
 Nothing else enters, so a sample continued elsewhere draws the same tokens. A large vocabulary is
 walked in two levels (sums of blocks, then inside one block), and truncation is a threshold on the
-probability, found among the blocks with the largest maxima; a full-vocabulary pass costs a read, a
-full sort would cost more than the model.
+probability, found among the blocks with the largest maxima: a full-vocabulary pass costs a read,
+while sorting it would cost more than the model.
 
 Ties: tokens as probable as the last one kept by top-k or top-p are all kept.
 
@@ -22,6 +22,7 @@ _FLAT_VOCABULARY = 2048  # below this one cumulative sum over the row is cheapes
 _SUM_BLOCK = 256
 _MAX_BLOCK = 64
 _NUCLEUS_BLOCKS = 128
+_NUCLEUS_TOKENS = 1024  # of these blocks; a nucleus beyond costs a sort of its row
 
 
 class Sampler:
@@ -101,10 +102,7 @@ def _threshold(probs: Tensor, top_k: int, top_p: float) -> Tensor:
         best = _largest(probs, top_k)
         if top_p >= 1.0:
             return best[:, -1]
-        cumulative = best.cumsum(-1)
-        needed = top_p * cumulative[:, -1:]
-        last = torch.searchsorted(cumulative, needed).clamp_(max=top_k - 1)
-        return best.gather(1, last).squeeze(1)
+        return _nucleus_end(best, top_p * best.sum(-1))
     if top_p >= 1.0:
         return torch.zeros_like(probs[:, 0])
     return _nucleus(probs, top_p)
@@ -121,13 +119,24 @@ def _largest(probs: Tensor, k: int) -> Tensor:
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     """The largest value t [B] such that the probabilities >= t sum to at least ``top_p``."""
+    needed = torch.full_like(probs[:, 0], top_p)
+    if probs.shape[1] <= _FLAT_VOCABULARY:
+        return _nucleus_end(probs.sort(-1, descending=True).values, needed)
     candidates, complete_above = _leading_blocks(probs, _NUCLEUS_BLOCKS)
-    known = torch.where(candidates >= complete_above.unsqueeze(1), candidates, 0.0).sum(-1)
-    threshold = _bisect(candidates, top_p)
-    short = (known < top_p).nonzero().squeeze(1)
-    if len(short):  # a flat distribution: its nucleus reaches beyond the leading blocks
-        threshold[short] = _bisect(probs[short], top_p)
+    best = candidates.topk(_NUCLEUS_TOKENS, dim=-1).values
+    threshold = _nucleus_end(best, needed)
+    # A flat distribution's nucleus reaches beyond the tokens looked at.
+    short = ((best.sum(-1) < top_p) | (threshold < complete_above)).nonzero().squeeze(1)
+    if len(short):
+        ordered = probs[short].sort(-1, descending=True).values
+        threshold[short] = _nucleus_end(ordered, needed[short])
     return threshold
+
+
+def _nucleus_end(ordered: Tensor, needed: Tensor) -> Tensor:
+    """The value [B] of ``ordered`` (descending) [B, K] at which its sum reaches ``needed`` [B]."""
+    last = torch.searchsorted(ordered.cumsum(-1), needed.unsqueeze(1))
+    return ordered.gather(1, last.clamp_(max=ordered.shape[1] - 1)).squeeze(1)
 
 
 def _leading_blocks(probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -145,21 +154,3 @@ def _leading_blocks(probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if whole < vocabulary:  # the remainder is always a candidate
         values = torch.cat((values, probs[:, whole:]), 1)
     return values, torch.nextafter(maxima[:, -1], torch.ones_like(maxima[:, -1]))
-
-
-def _bisect(values: Tensor, top_p: float) -> Tensor:
-    """The largest t [B] among ``values`` [B, K] with ``sum(values >= t) >= top_p``.
-
-    Bisection over the bit patterns, which order non-negative floats as integers do: exact in 31
-    rounds, each a read of the values; a sort would move them about.
-    """
-    low = torch.zeros(len(values), dtype=torch.int32, device=values.device)  # mass(low) >= top_p
-    high = torch.full_like(low, 0x3F800001)  # just above 1.0: nothing is as large
-    needed = torch.minimum(torch.full_like(values[:, 0], top_p), values.sum(-1))
-    for _ in range(31):
-        middle = low + (high - low) // 2
-        mass = values.masked_fill(values < middle.view(torch.float32).unsqueeze(1), 0.0).sum(-1)
-        enough = mass >= needed
-        low = torch.where(enough, middle, low)
-        high = torch.where(enough, high, middle)
-    return low.view(torch.float32)

@@ -57,6 +57,7 @@ LEAN: dict[str, Callable[[], Any]] = {
     "llama-mha-tied": lambda: llama(num_key_value_heads=4, tie_word_embeddings=True),
     "llama-biases": lambda: llama(attention_bias=True, mlp_bias=True),
     "llama-rope3": lambda: llama(rope_parameters=LLAMA3_ROPE),
+    "llama-wide-head": lambda: llama(vocab_size=5000),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),
