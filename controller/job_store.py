@@ -133,7 +133,7 @@ class JobStore:
                 raise InternalError(
                     f"step {record.step} cannot be committed: {committed} steps are"
                 )
-            pipe.multi()
+            pipe.multi()  # type: ignore[no-untyped-call]
             pipe.hset(self._key("steps"), str(record.step), msgspec.json.encode(record))
             pipe.set(self._key("policy_state"), policy_state)
             pipe.set(counter, committed + 1)

@@ -9,7 +9,6 @@ Each command imports what it needs when it runs, so ``--help`` stays quick.
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -122,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

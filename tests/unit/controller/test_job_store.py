@@ -8,7 +8,9 @@ from controller.collector import FinishedSample
 from controller.job_store import JobStore, Scores, StepRecord
 from rlhfless.errors import ConflictError, InternalError
 
-SAMPLE = FinishedSample(id="0/0/0", tokens=[4, 5], logprobs=b"\0" * 8, reason="stop", versions=[0, 2])
+SAMPLE = FinishedSample(
+    id="0/0/0", tokens=[4, 5], logprobs=b"\0" * 8, reason="stop", versions=[0, 2]
+)
 
 
 def with_store(test: Callable[[JobStore, JobStore], Awaitable[None]]) -> None:
@@ -25,7 +27,9 @@ def with_store(test: Callable[[JobStore, JobStore], Awaitable[None]]) -> None:
 
 
 def record(step: int, **metrics: float) -> StepRecord:
-    return StepRecord(step=step, version=step + 1, metrics=metrics, position={"epoch": 0, "index": 4})
+    return StepRecord(
+        step=step, version=step + 1, metrics=metrics, position={"epoch": 0, "index": 4}
+    )
 
 
 def test_a_job_id_is_taken_once() -> None:
