@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).parent / "wire_schema.json"
 
 
 def schema() -> dict[str, Any]:
-    _, components = msgspec.json.schema_components([Request, AnyFrame])
+    _, components = msgspec.json.schema_components([*Request.__args__, AnyFrame])
     for component in components.values():
         component.pop("description", None)
     return dict(sorted(components.items()))
