@@ -1,0 +1,1 @@
+"""Prompt prefixes shared between rollout instances."""
