@@ -19,6 +19,7 @@ from typing import Any
 from rlhfless.errors import CapacityError, InternalError, UserError
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_TEMPORARY = ".tmp-"
 
 
 class ObjectStore:
@@ -66,14 +67,19 @@ class ObjectStore:
     def exists(self, name: str) -> bool:
         return bool(self._fs.exists(self.path(name)))
 
-    def list(self, prefix: str) -> list[str]:
-        """Names of the objects directly or deeply below ``prefix/``, sorted."""
+    def list(self, prefix: str, *, unfinished: bool = False) -> list[str]:
+        """Names of the objects directly or deeply below ``prefix/``, sorted.
+
+        With ``unfinished``, of what writers have not finished (or died over) as well.
+        """
         try:
             found: Iterable[str] = self._fs.find(self.path(prefix))
         except FileNotFoundError:
             return []
         cut = len(self._fs._strip_protocol(self._root)) + 1
-        return sorted(p[cut:] for p in found if not p.rsplit("/", 1)[-1].startswith(".tmp-"))
+        return sorted(
+            p[cut:] for p in found if unfinished or not p.rsplit("/", 1)[-1].startswith(_TEMPORARY)
+        )
 
     def delete(self, name: str) -> None:
         """Remove an object; a missing one is fine (another collector was faster)."""
@@ -104,7 +110,7 @@ class ObjectStore:
 def _write_file(path: str, data: bytes, exclusive: bool) -> bool:
     folder, base = os.path.split(path)
     os.makedirs(folder, exist_ok=True)
-    temporary = os.path.join(folder, f".tmp-{base}-{uuid.uuid4().hex}")
+    temporary = os.path.join(folder, f"{_TEMPORARY}{base}-{uuid.uuid4().hex}")
     try:
         with open(temporary, "wb") as file:
             file.write(data)
@@ -117,7 +123,7 @@ def _write_file(path: str, data: bytes, exclusive: bool) -> bool:
             return False
         return True
     finally:
-        if os.path.exists(temporary):
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
 
 
