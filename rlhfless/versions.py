@@ -156,7 +156,11 @@ def commit(store: ObjectStore, manifest: Manifest) -> tuple[Manifest, bool]:
     earlier = committed(store, job, version, call_id)
     if earlier is not None:
         return earlier, False
-    if store.create(manifest_name(job, version), msgspec.json.encode(manifest)):
+    try:
+        created = store.create(manifest_name(job, version), msgspec.json.encode(manifest))
+    except FileNotFoundError:  # a collector took what we were writing: somebody else has won
+        created = False
+    if created:
         return manifest, True
     winner = committed(store, job, version, call_id)
     if winner is None:
@@ -202,7 +206,7 @@ def collect(store: ObjectStore, job: str, keep_last: int) -> Deletion:
     the last go too: recovery starts from the last. Files beside no newer manifest are left alone:
     they may belong to a writer that is still at work. Safe to run from several places at once.
     """
-    objects = _objects(store, job)
+    objects = _objects(store, job, unfinished=True)
     manifests = {
         v: m
         for v, file in objects
@@ -221,8 +225,13 @@ def collect(store: ObjectStore, job: str, keep_last: int) -> Deletion:
         )
     }
     latest = max(manifests, default=0)
+    # A manifest that the listing missed may have come while it ran; below the latest none can now.
+    unseen = {v for v, _ in objects} - manifests.keys()
+    kept = {v for v in unseen if v <= latest and read_manifest(store, job, v) is not None}
     for version, file in objects:
-        if version <= latest and file != _MANIFEST and (version, file) not in wanted:
+        if version > latest or version in kept or file == _MANIFEST:
+            continue
+        if (version, file) not in wanted:
             store.delete(f"{version_folder(job, version)}/{file}")
     return deletion
 
@@ -233,7 +242,8 @@ def _files_to_keep(manifest: Manifest, *, tensors: bool, attachments: bool) -> s
     return kept | attached if attachments else kept
 
 
-def _objects(store: ObjectStore, job: str) -> list[tuple[int, str]]:
+def _objects(store: ObjectStore, job: str, *, unfinished: bool = False) -> list[tuple[int, str]]:
     """Every object of a job's versions as (version, file name)."""
-    found = (_FOLDER.search(name) for name in store.list(f"weights/{job}"))
+    names = store.list(f"weights/{job}", unfinished=unfinished)
+    found = (_FOLDER.search(name) for name in names)
     return [(int(match[1]), match[2]) for match in found if match is not None]
