@@ -1,6 +1,6 @@
 """Tokens per second of the rollout engine beside ``transformers.generate``.
 
-    python -m benchmarks.rollout [--quick] [--json FILE] [--threads N] [--models NAME ...]
+    python -m benchmarks.rollout [--quick] [--json FILE] [--threads N] [--models NAME ...] [--match TEXT]
 
 Both sides get the same model, prompts, sampling (temperature 1, whole vocabulary) and lengths, in
 turn, in one process. Prompts are shared by groups of 8. ``long tail`` draws response lengths from
@@ -196,6 +196,8 @@ def main(arguments: argparse.Namespace) -> list[Result]:
             peer.model.save_pretrained(folder)
             ours = Ours(Path(folder))
             for case in cases(name, arguments.quick):
+                if arguments.match not in case.name:
+                    continue
                 rounds = 3 if name == "quickstart" else 1
                 results.append(run_case(case, ours, peer, rounds))
                 print(results[-1], flush=True)
@@ -207,6 +209,7 @@ def main(arguments: argparse.Namespace) -> list[Result]:
 if __name__ == "__main__":
     parser = common.arguments("Rollout: tokens/s beside transformers.generate.")
     parser.add_argument("--models", nargs="*", help="quickstart, smollm2; default: what is here")
+    parser.add_argument("--match", default="", help="only cases whose name contains this")
     options = parser.parse_args()
     found = main(options)
     common.report(found, options.json)

@@ -34,7 +34,7 @@ from rlhfless.objects import ObjectStore
 FLUSH_S = 0.05
 """Tokens wait no longer than this: what a killed instance loses."""
 PROGRESS_S = 1.0
-SHARED_SAVING_TOKENS = 64
+SHARED_SAVING_TOKENS = 48
 """Share prompts when each row on average is spared so many columns; below, one attention over
 expanded rows is cheaper than two and their merge."""
 
