@@ -23,6 +23,7 @@ from rlhfless.seeds import derive
 from rlhfless.spec import DatasetSpec
 
 PROMPT = "prompt"
+_REWARD_ARGUMENTS = {"prompts", "completions", "completion_ids"}
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ def load_rows(spec: DatasetSpec, param: str) -> list[Row]:
     if not rows:
         raise UserError(f"the dataset {path} is empty", param=f"{param}.path")
     columns = list(dict.fromkeys(name for raw, _ in rows for name in raw))
-    renames = _renames(spec, columns, param)
-    return [_row(raw, where, renames, spec, param) for raw, where in rows]
+    sources = _sources(spec, columns, param)
+    return [_row(raw, where, sources, spec, param) for raw, where in rows]
 
 
 def _format(spec: DatasetSpec, param: str) -> str:
@@ -121,7 +122,7 @@ def _read_jsonl(spec: DatasetSpec, param: str) -> _Raw:
     rows: _Raw = []
     name = os.path.basename(spec.path)
     try:
-        with open(spec.path, encoding="utf-8") as file:
+        with open(spec.path, encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
@@ -185,8 +186,9 @@ def _numbered(rows: Iterable[dict[str, Any]], name: str) -> _Raw:
     return [(raw, f"{name} row {number}") for number, raw in enumerate(rows, 1)]
 
 
-def _renames(spec: DatasetSpec, columns: list[str], param: str) -> dict[str, str]:
-    """Column of the data -> name in the row, for all columns."""
+def _sources(spec: DatasetSpec, columns: list[str], param: str) -> dict[str, str]:
+    """Name in the row -> column of the data. A renamed column is no longer reached by its own name,
+    and a column whose name a rename has taken is out of reach."""
     sources = dict(spec.columns)
     for name, source in sources.items():
         if source not in columns:
@@ -195,9 +197,15 @@ def _renames(spec: DatasetSpec, columns: list[str], param: str) -> dict[str, str
         error = _no_column(PROMPT, columns, f"{param}.columns.{PROMPT}")
         error.hint = f"name the prompt's column, e.g. --set {param}.columns.{PROMPT}={columns[0]}"
         raise error
-    renamed = {source: name for name, source in sources.items()}
-    # A column whose name a rename has taken is out of reach, unless it is renamed itself.
-    return {c: renamed.get(c, c) for c in columns if c in renamed or c not in sources}
+    renamed = set(sources.values())
+    sources |= {c: c for c in columns if c not in sources and c not in renamed}
+    for name in _REWARD_ARGUMENTS & sources.keys():
+        raise UserError(
+            f"the column {name!r} has the name of an argument every reward gets",
+            param=f"{param}.columns",
+            hint=f"rename it, e.g. --set {param}.columns.my_{name}={sources[name]}",
+        )
+    return sources
 
 
 def _no_column(name: str, columns: list[str], param: str) -> UserError:
@@ -209,9 +217,9 @@ def _no_column(name: str, columns: list[str], param: str) -> UserError:
 
 
 def _row(
-    raw: dict[str, Any], where: str, renames: dict[str, str], spec: DatasetSpec, param: str
+    raw: dict[str, Any], where: str, sources: dict[str, str], spec: DatasetSpec, param: str
 ) -> Row:
-    values = {name: raw.get(column) for column, name in renames.items()}
+    values = {name: raw.get(column) for name, column in sources.items()}
     prompt = _prompt(values.pop(PROMPT), where, spec, param)
     return Row(prompt, values, where)
 

@@ -76,7 +76,7 @@ async def evaluate(job: Job, step: int, version: int, state: PolicyState) -> Eva
 
     finished = collector.done()
     totals = [scoring.scores[s.id].total for s in finished]
-    texts = job.data.tokenizer.decode([s.tokens for s in finished[:SHOWN]])
+    texts = job.data.decode([s.tokens for s in finished[:SHOWN]])
     return Evaluation(
         version=version,
         accuracy=sum(t >= spec.threshold for t in totals) / len(totals),

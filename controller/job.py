@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,10 @@ class Data:
     prompts: list[Prompt]
     order: PromptOrder
     evaluation: list[Prompt]
+
+    def decode(self, responses: Sequence[Sequence[int]]) -> list[str]:
+        """What responses say, without the tokens they ended with."""
+        return self.tokenizer.decode(responses, stop=self.stop_token_ids)
 
 
 @dataclass(frozen=True, kw_only=True)

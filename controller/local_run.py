@@ -71,7 +71,7 @@ async def run_local(
             dispatcher=Dispatcher(platform, timeline, retries, RetryPolicy()),
             timeline=timeline,
             ledger=ledger,
-            observe=_recording(folder, spec, data.tokenizer, observe),
+            observe=_recording(folder, spec, data, observe),
         )
         orchestrator = Orchestrator(job, folder.file("weights"))
         observe(Event("plan", "", {"total_steps": orchestrator.total_steps}))
@@ -116,15 +116,13 @@ def _prompts(
     ]
 
 
-def _recording(
-    folder: RunFolder, spec: JobSpec, tokenizer: PromptTokenizer, observe: Observer
-) -> Observer:
+def _recording(folder: RunFolder, spec: JobSpec, data: Data, observe: Observer) -> Observer:
     """Write each finished step to the folder before telling the watcher."""
 
     def record(event: Event) -> None:
         result = event.data.get("result")
         if result is not None:
-            texts = tokenizer.decode([sample.tokens for sample in result.samples])
+            texts = data.decode([sample.tokens for sample in result.samples])
             folder.add_step(result, spec, texts)
         observe(event)
 

@@ -82,7 +82,7 @@ def reward_request(
     job: Surroundings, step: int, samples: Sequence[FinishedSample], prompts: Sequence[Prompt]
 ) -> RewardRequest:
     """Score ``samples``; ``prompts[i]`` is the prompt of ``samples[i]``."""
-    texts = job.data.tokenizer.decode([sample.tokens for sample in samples])
+    texts = job.data.decode([sample.tokens for sample in samples])
     rows = [prompt.row for prompt in prompts]
     columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
     return RewardRequest(

@@ -70,7 +70,7 @@ async def check_rewards(spec: JobSpec, num_rows: int, completion: str | None) ->
             start_s = loop.time()
             done = await dispatcher.call(reward_request(job, 0, samples, prompts), RewardDone)
             seconds = loop.time() - start_s
-            texts = data.tokenizer.decode([s.tokens for s in samples])
+            texts = data.decode([s.tokens for s in samples])
     parts = [list(part) for part in zip(*done.scores, strict=True)]
     rows = [
         CheckedRow(prompt.row.prompt, text, part, total)

@@ -1,11 +1,14 @@
-"""Between text and tokens: prompts in, responses out. Imports transformers, never torch."""
+"""Between text and tokens: prompts in, responses out.
+
+Imports transformers, and torch only where a model asks for a tokenizer class of its own.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, Self
 
 from controller.dataset import Row
@@ -13,6 +16,7 @@ from rlhfless.errors import UserError
 from rlhfless.spec import ModelSpec
 
 Overlong = Literal["error", "drop", "truncate_left"]
+_GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 class PromptTokenizer:
@@ -28,15 +32,13 @@ class PromptTokenizer:
     @classmethod
     def load(cls, model: ModelSpec) -> Self:
         """Raises ``UserError`` (param ``model.path``) if there is no tokenizer to load."""
-        from transformers import AutoTokenizer
-
         if _is_path(model.path) and not os.path.isdir(model.path):
             raise UserError(
                 f"there is no model folder {model.path}{_nearest_folder(model.path)}",
                 param="model.path",
             )
         try:
-            tokenizer = AutoTokenizer.from_pretrained(model.path)
+            tokenizer = _load_tokenizer(model.path)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
@@ -111,11 +113,15 @@ class PromptTokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def decode(self, responses: Sequence[Sequence[int]]) -> list[str]:
-        """Texts of responses, special tokens left out."""
+    def decode(self, responses: Sequence[Sequence[int]], stop: Collection[int] = ()) -> list[str]:
+        """Texts of responses, without special tokens and without a last token that is in ``stop``
+        (the token a response ended with is no part of what it says)."""
         if not responses:
             return []
-        kept = [[t for t in tokens if t not in self._special] for tokens in responses]
+        kept = [
+            [t for t in (r[:-1] if r and r[-1] in stop else r) if t not in self._special]
+            for r in responses
+        ]
         texts: list[str] = self._tokenizer.batch_decode(
             kept, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -157,6 +163,18 @@ class PromptTokenizer:
                 f"{row.where}: the chat template refuses the prompt: {error}", param=param
             ) from error
         return text
+
+
+def _load_tokenizer(path: str) -> Any:
+    """``AutoTokenizer``, without what it imports (torch, a second) where the class is generic."""
+    declared = _config(path, "tokenizer_config.json").get("tokenizer_class")
+    if declared in _GENERIC_CLASSES:
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(path)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path)
 
 
 def _config(path: str, name: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ STEPS = 3
 
 
 class PlainTokenizer:
-    def decode(self, responses: list[list[int]]) -> list[str]:
+    def decode(self, responses: list[list[int]], stop: list[int]) -> list[str]:
         return [" ".join(map(str, tokens)) for tokens in responses]
 
 
