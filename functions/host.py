@@ -69,7 +69,6 @@ def run(config: HostConfig) -> NoReturn:
     try:
         if config.home:
             lifeline.join(config.home)
-        if config.lifeline_fd >= 0:
             lifeline.watch(config.lifeline_fd)
         _redirect(config.log)
         logging.basicConfig(

@@ -22,6 +22,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import traceback
 from typing import Any
 
@@ -53,8 +54,11 @@ def _preload(modules: list[str]) -> None:
     for module in modules:
         try:
             importlib.import_module(module)
-        except ImportError:  # an instance that needs it will say so, in its own log
+        except Exception:  # a boundary: an instance that needs it will fail and say why
             traceback.print_exc()
+    if (num_threads := threading.active_count()) > 1:
+        names = [thread.name for thread in threading.enumerate()]
+        print(f"{num_threads} threads run, forks may hang: {names}", file=sys.stderr, flush=True)
     gc.collect()
     gc.freeze()  # collections in the instances then leave the shared pages alone
 

@@ -131,7 +131,8 @@ def end(home: str) -> None:
         with contextlib.suppress(OSError, ValueError):
             with open(_note(home, int(name))) as file:
                 started, _, manner = file.read().partition(" ")
-            if _started_at(int(name)) in (started, ""):  # "": the leader died, its children may not
+            same = _started_at(int(name)) in (started, "")  # "": it died, its children may not have
+            if same and int(name) > 1:  # 0 and less would mean other groups, our own for one
                 groups[int(name)] = manner
     gentle = [pid for pid, manner in groups.items() if manner == "TERM"]
     for pid in gentle:

@@ -17,6 +17,7 @@ import contextlib
 import logging
 import os
 import secrets
+import sys
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,8 +46,10 @@ _log = logging.getLogger(__name__)
 class LocalOptions:
     """``apps``: ``module:create`` by function, where it is not the function's own.
 
-    ``zygote``: fork instances off a process that has imported torch (not used on CUDA, where a
-    forked process may inherit a driver state it cannot use). ``preload`` is what it imports.
+    ``zygote``: fork instances off a process that has imported torch. Only on Linux, and not on
+    CUDA, where a forked process may inherit a driver state it cannot use: such instances are fresh
+    processes and take the seconds of their imports. ``preload`` is what the zygote imports beside
+    the functions themselves.
     """
 
     apps: Mapping[FunctionName, str] = field(default_factory=dict)
@@ -122,6 +125,8 @@ class LocalPlatform:
 
     async def scale(self, function: FunctionName, count: int) -> None:
         pool = self._pool(function)
+        if self._closing:
+            return
         count = min(count, pool.deployment.max_instances)
         for instance in pool.instances.values():
             instance.retiring = False
@@ -233,7 +238,7 @@ class LocalPlatform:
         instance = LocalInstance(
             f"{function}-{self._num_started}",
             pool.deployment,
-            self._options.apps.get(function, ""),
+            self._app(function),
             home,
             self._terms,
         )
@@ -292,7 +297,10 @@ class LocalPlatform:
         return zygote if self._forks(deployment) else fresh
 
     def _forks(self, deployment: Deployment) -> bool:
-        return self._options.zygote and deployment.accelerator == "cpu"
+        return self._options.zygote and deployment.accelerator == "cpu" and sys.platform == "linux"
+
+    def _app(self, function: FunctionName) -> str:
+        return self._options.apps.get(function, f"functions.{function}.app:create")
 
     # --- the rest ---------------------------------------------------------------------------------
 
@@ -301,7 +309,8 @@ class LocalPlatform:
             os.makedirs(self._folder, exist_ok=True)
             home = Home()
             log = os.path.join(self._folder, "zygote.log")
-            zygote = ZygoteLauncher(home, log, self._options.preload)
+            apps = [self._app(function).partition(":")[0] for function in self._pools]
+            zygote = ZygoteLauncher(home, log, [*self._options.preload, *apps])
             self._started = (home, zygote, FreshLauncher(home))
         return self._started
 

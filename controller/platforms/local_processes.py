@@ -32,6 +32,8 @@ PRELOAD = (
     "transformers.models.llama.modeling_llama",
     "fsspec.implementations.local",
     "safetensors.torch",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.loops.auto",
 )
 _SPAWN_ATTEMPTS = 3
 _log = logging.getLogger(__name__)

@@ -125,9 +125,7 @@ def create(config: FunctionConfig) -> Probe:
 
 
 def broken(config: FunctionConfig) -> Probe:
-    import a_module_that_is_not_there  # noqa: F401
-
-    return Probe()
+    raise ModuleNotFoundError("No module named 'a_module_that_is_not_there'")
 
 
 def stuck(config: FunctionConfig) -> Probe:

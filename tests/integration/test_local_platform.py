@@ -394,6 +394,7 @@ def test_forked_instances_have_torch_and_threads_of_their_own(tmp_path: Path) ->
                 assert done.generated_tokens == 2  # torch's threads
                 assert done.prefill_saved == 1  # torch was there when the function was imported
                 assert done.prefill_computed == 512**2  # a product of two matrices of ones
+        assert await asyncio.to_thread((tmp_path / "logs" / "zygote.log").read_text) == ""
 
     asyncio.run(run())
     wait_until_gone(marked(str(tmp_path)))

@@ -39,7 +39,7 @@ def options(*, zygote: bool = True, app: str = "create", **others: float) -> Loc
         zygote=zygote,
         preload=(),
         retry_pause_s=0.02,
-        **others,  # type: ignore[arg-type]
+        **others,
     )
 
 

@@ -65,7 +65,6 @@ class Client:
         self.body = b""
         self.frames: list[AnyFrame] = []
         self.busy_s: float | None = None
-        self.busy_s: float | None = None
         self._reader = FrameReader()
         self._app = app
         self._scope = {

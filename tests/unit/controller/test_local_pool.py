@@ -1,0 +1,137 @@
+"""Which instance gets a call, and how many are started for those who wait."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from controller.platforms.base import Deployment, InstanceState
+from controller.platforms.local_instance import LocalInstance
+from controller.platforms.local_pool import Pool
+from rlhfless.errors import CapacityError
+
+
+@dataclass
+class Standin:
+    """What a pool looks at of an instance."""
+
+    id: str
+    state: InstanceState = "idle"
+    calls: int = 0
+    last_used_s: float = 0.0
+    retiring: bool = False
+    size: int = 1
+
+    @property
+    def stopping(self) -> bool:
+        return self.state == "stopping"
+
+    @property
+    def has_room(self) -> bool:
+        return self.state in ("idle", "busy") and self.calls < self.size
+
+
+def pool_of(*instances: Standin, max_instances: int = 9, concurrency: int = 1) -> Pool:
+    pool = Pool(Deployment("rollout", max_instances=max_instances, concurrency=concurrency))
+    for instance in instances:
+        instance.size = concurrency
+        pool.instances[instance.id] = cast(LocalInstance, instance)
+    return pool
+
+
+def picked(pool: Pool) -> str | None:
+    instance = pool.pick()
+    return None if instance is None else instance.id
+
+
+def waiting(pool: Pool, count: int) -> list[asyncio.Future[Any]]:
+    loop = asyncio.new_event_loop()
+    futures = [loop.create_future() for _ in range(count)]
+    loop.close()
+    pool.waiting.extend(futures)
+    return futures
+
+
+def test_nothing_is_picked_where_nothing_has_room() -> None:
+    assert picked(pool_of()) is None
+    pool = pool_of(Standin("a", "cold"), Standin("b", "stopping"), Standin("c", "busy", calls=1))
+    assert picked(pool) is None
+
+
+def test_the_least_busy_is_picked() -> None:
+    pool = pool_of(Standin("a", "busy", calls=2), Standin("b", "busy", calls=1), concurrency=3)
+    assert picked(pool) == "b"
+
+
+def test_among_equals_the_one_used_last_is_picked() -> None:
+    pool = pool_of(*(Standin(n, last_used_s=t) for n, t in (("a", 1.0), ("b", 3.0), ("c", 2.0))))
+    assert picked(pool) == "b"
+
+
+def test_one_that_is_to_go_is_picked_last() -> None:
+    going = Standin("a", "busy", retiring=True)
+    assert picked(pool_of(going, Standin("b", "busy", calls=1), concurrency=2)) == "b"
+    assert picked(pool_of(going)) == "a"
+
+
+@pytest.mark.parametrize(
+    ("num_waiting", "cold", "concurrency", "max_instances", "missing"),
+    [
+        (0, 0, 1, 9, 0),
+        (3, 0, 1, 9, 3),
+        (3, 1, 1, 9, 2),
+        (3, 3, 1, 9, 0),
+        (3, 5, 1, 9, 0),
+        (3, 0, 2, 9, 2),
+        (3, 1, 2, 9, 1),
+        (5, 0, 1, 2, 2),
+        (5, 1, 1, 2, 1),
+        (5, 2, 1, 2, 0),
+    ],
+)
+def test_as_many_are_started_as_those_who_wait_need(
+    num_waiting: int, cold: int, concurrency: int, max_instances: int, missing: int
+) -> None:
+    instances = [Standin(str(i), "cold") for i in range(cold)]
+    pool = pool_of(*instances, max_instances=max_instances, concurrency=concurrency)
+    waiting(pool, num_waiting)
+    assert pool.num_missing == missing
+
+
+def test_one_that_stops_still_holds_its_place() -> None:
+    pool = pool_of(Standin("a", "stopping"), max_instances=1)
+    waiting(pool, 1)
+    assert pool.num_missing == 0
+
+
+def test_none_is_started_while_starts_are_paused() -> None:
+    pool = pool_of()
+    waiting(pool, 2)
+    pool.paused = True
+    assert pool.num_missing == 0
+
+
+def test_those_who_gave_up_are_passed_over() -> None:
+    pool = pool_of()
+    first, second = waiting(pool, 2)
+    first.cancel()
+    assert pool.num_missing == 1
+    assert pool.next_waiting() is second
+    assert pool.next_waiting() is None
+
+
+def test_all_who_wait_hear_of_a_failure() -> None:
+    async def run() -> None:
+        pool = pool_of()
+        futures = [asyncio.get_running_loop().create_future() for _ in range(2)]
+        pool.waiting.extend(futures)
+        futures[0].cancel()
+        pool.fail_waiting(CapacityError("full"))
+        with pytest.raises(CapacityError, match="full"):
+            await futures[1]
+        assert not pool.waiting
+
+    asyncio.run(run())
