@@ -1,6 +1,7 @@
 """Tokens per second of the rollout engine beside ``transformers.generate``.
 
-    python -m benchmarks.rollout [--quick] [--json FILE] [--threads N] [--models NAME ...] [--match TEXT]
+    python -m benchmarks.rollout [--quick] [--json FILE] [--threads N] [--models NAME ...]
+                                 [--match TEXT]
 
 Both sides get the same model, prompts, sampling (temperature 1, whole vocabulary) and lengths, in
 turn, in one process. Prompts are shared by groups of 8. ``long tail`` draws response lengths from
@@ -25,8 +26,17 @@ from benchmarks import common, models
 from benchmarks.common import Result
 
 GROUP = 8
-LONGEST = {"quickstart": 256, "smollm2": 128}
-EVEN = {"quickstart": 32, "smollm2": 16}
+LONGEST = {"quickstart": 256, "smollm2": 64}
+EVEN = {"quickstart": 32, "smollm2": 8}
+QUICK = {
+    "quickstart": [
+        (8, 32, "even"),
+        (64, 32, "long tail"),
+        (32, 256, "long tail"),
+        (64, 512, "even"),
+    ],
+    "smollm2": [(64, 32, "long tail"), (16, 512, "even")],
+}
 
 
 @dataclass(frozen=True)
@@ -39,17 +49,14 @@ class Case:
 
 
 def cases(model: str, quick: bool) -> Iterator[Case]:
+    chosen = [
+        (samples, prompt, kind)
+        for kind in ("long tail", "even")
+        for prompt in (32, 256, 512)
+        for samples in (8, 32, 64)
+    ]
     if quick:
-        chosen = [(64, 32, "long tail"), (64, 512, "even")] if model == "quickstart" else []
-        chosen += [(8, 32, "even"), (32, 256, "long tail")] if model == "quickstart" else []
-        chosen += [(64, 32, "long tail")] if model == "smollm2" else []
-    else:
-        chosen = [
-            (samples, prompt, kind)
-            for kind in ("long tail", "even")
-            for prompt in (32, 256, 512)
-            for samples in (8, 32, 64)
-        ]
+        chosen = QUICK[model]
     for samples, prompt, kind in chosen:
         longest = LONGEST[model] // (2 if quick and model == "smollm2" else 1)
         lengths = long_tail(samples, longest) if kind == "long tail" else (EVEN[model],) * samples
