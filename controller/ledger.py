@@ -3,11 +3,12 @@
 Platforms report state changes; the ledger turns them into seconds by state and function. An
 instance is held from start to stop, and at every moment of that it is ``cold`` (not yet ready),
 ``busy`` (serving at least one call) or ``idle``, so busy + idle + cold = held holds by
-construction. Pure: time comes in with each event (seconds of the loop's clock).
+construction. Pure: time comes in with each event (seconds of the loop's clock), never backwards.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Literal
@@ -92,7 +93,9 @@ class Ledger:
     def usage(self, now_s: float, since_s: float = float("-inf")) -> dict[FunctionName, Usage]:
         """Usage by function within ``[since_s, now_s)``, running instances included."""
         seconds: dict[FunctionName, dict[Phase, float]] = defaultdict(lambda: defaultdict(float))
-        for span in (*self.spans, *self._running(now_s)):
+        # Spans lie in the order of their ends, so a recent window needs only the last of them.
+        first = bisect.bisect_right(self.spans, since_s, key=lambda span: span.end_s)
+        for span in (*self.spans[first:], *self._running(now_s)):
             overlap = min(span.end_s, now_s) - max(span.start_s, since_s)
             if overlap > 0:
                 seconds[span.function][span.phase] += overlap

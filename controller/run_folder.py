@@ -1,6 +1,7 @@
 """The folder of a run: what a person finds there, and the lock that keeps two runs out of it.
 
 job.yaml        the resolved spec
+id              the run's unique name, under which its state is kept in the stores
 metrics.jsonl   one JSON object a step
 samples/        step-000001.jsonl ...: every rollout with its rewards
 summary.json    how it ended
@@ -14,8 +15,10 @@ redis/          job store
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
+import uuid
 from collections.abc import Iterable
 from typing import Any
 
@@ -59,7 +62,19 @@ class RunFolder:
                 f"{self.path} holds a run already",
                 hint="continue it with --resume, or name another folder with --out",
             )
+        # Unique, so that runs of one name in different folders can share a Redis.
+        self.write("id", f"{os.path.basename(self.path)}-{uuid.uuid4().hex[:8]}")
         self.write("job.yaml", dump_spec(spec))
+
+    def give_up(self) -> None:
+        """Nothing was trained and nothing can be resumed: leave the folder free for another run.
+        Its logs stay."""
+        os.unlink(self.file("job.yaml"))
+
+    @property
+    def run_id(self) -> str:
+        with open(self.file("id"), encoding="utf-8") as file:
+            return file.read()
 
     def resume(self, spec: JobSpec) -> None:
         """Take a folder back whose run was interrupted. Raises ``UserError`` if there is none, or
@@ -153,18 +168,23 @@ class RunFolder:
         self._lock = lock
 
 
-def free_folder(root: str, name: str) -> str:
-    """The first of ``root/name``, ``root/name-2``, ... that holds no run yet."""
-    number = 1
-    while True:
+def create_free(root: str, name: str, spec: JobSpec) -> RunFolder:
+    """A new run in the first of ``root/name``, ``root/name-2``, ... that is free."""
+    for number in itertools.count(1):
         path = os.path.join(root, name if number == 1 else f"{name}-{number}")
-        if not os.path.exists(os.path.join(path, "job.yaml")):
-            return path
-        number += 1
+        if os.path.exists(os.path.join(path, "job.yaml")):
+            continue
+        folder = RunFolder(path)
+        try:
+            folder.create(spec)
+        except ConflictError:  # another run took it this moment
+            continue
+        return folder
+    raise AssertionError("unreachable")
 
 
 def latest_folder(root: str, name: str) -> str:
-    """The newest of the folders ``free_folder`` would have made; the first if there is none."""
+    """The newest of the folders ``create_free`` has made; the first if there is none."""
     number = 2
     while os.path.exists(os.path.join(root, f"{name}-{number}", "job.yaml")):
         number += 1

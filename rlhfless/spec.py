@@ -152,7 +152,7 @@ class FunctionSpec(Section):
     call_timeout_s: float = Field(default=600.0, gt=0)
     """Deadline of one call; work left over is handed to another call."""
     accelerator: str = "cpu"
-    """``cpu``, ``cuda``, or a node's accelerator name."""
+    """``cpu`` or ``cuda``."""
     price_usd_per_hour: float | None = Field(default=None, ge=0)
     """Price of one held instance; None: unknown, and so is the job's cost."""
 
@@ -160,7 +160,6 @@ class FunctionSpec(Section):
 class RolloutSpec(FunctionSpec):
     """Generation."""
 
-    engine: Literal["auto", "transformers"] = "auto"
     max_tokens: Positive = 256
     """Longest response, in tokens."""
     temperature: float = Field(default=1.0, gt=0)

@@ -45,6 +45,8 @@ class Display:
         self._stepping_since_s: float | None = None
         self._restored = 0
         self.steps_done = 0
+        self.began = False
+        """Whether anything was generated that a resumed run would go on from."""
         self._live = Live(
             console=console, get_renderable=self._render, refresh_per_second=8, transient=False
         )
@@ -70,6 +72,7 @@ class Display:
         elif event.kind == "step":
             self._step(event.data["metrics"], restored="result" not in event.data)
         elif event.kind == "evaluated":
+            self.began = True
             self._evaluated(event)
         elif event.kind == "instance":
             self._say(escape(event.message))
@@ -77,6 +80,7 @@ class Display:
             self._phase = _PHASES[event.kind]
             self._actors = event.data.get("actors", self._actors)
             if event.kind == "rollout" and self._stepping_since_s is None:
+                self.began = True
                 self._stepping_since_s = time.monotonic()
 
     def _step(self, metrics: dict[str, float], *, restored: bool) -> None:

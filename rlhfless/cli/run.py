@@ -13,7 +13,7 @@ from rich.console import Console
 from rlhfless.cli.display import Display, print_summary
 from rlhfless.cli.errors import INTERRUPTED, first_error
 from rlhfless.cli.metrics_server import MetricsServer
-from rlhfless.errors import RlhflessError
+from rlhfless.errors import RlhflessError, UserError
 from rlhfless.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -29,15 +29,17 @@ def run_job(
     spec: JobSpec, *, job_file: str, out: str | None, resume: bool, metrics_port: int | None
 ) -> int:
     """Run ``spec`` and return the exit code."""
-    from controller.run_folder import RunFolder, free_folder, latest_folder
+    from controller.run_folder import RunFolder, create_free, latest_folder
 
-    pick = latest_folder if resume else free_folder
-    folder = RunFolder(out if out is not None else pick(RUNS, spec.name))
     metrics = None if metrics_port is None else MetricsServer(metrics_port)
     if resume:
+        folder = RunFolder(out if out is not None else latest_folder(RUNS, spec.name))
         folder.resume(spec)
-    else:
+    elif out is not None:
+        folder = RunFolder(out)
         folder.create(spec)
+    else:
+        folder = create_free(RUNS, spec.name, spec)
     try:
         return _run_in(folder, spec, job_file, metrics)
     finally:
@@ -70,6 +72,8 @@ def _run_in(folder: RunFolder, spec: JobSpec, job_file: str, metrics: MetricsSer
         problem = error.to_problem() if isinstance(error, RlhflessError) else {"detail": str(error)}
         with suppress(RlhflessError):  # a full disk may be what ended it
             write_failure(folder, "failed", problem, display.steps_done)
+        if isinstance(error, UserError) and not display.began:
+            folder.give_up()
         raise
     print_summary(console, folder.path, summary)
     if outcome.status == "paused":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,19 +99,22 @@ _lives = st.lists(
 def _book(lives: list[Life]) -> tuple[Ledger, list[tuple[FunctionName, Phase, int]]]:
     """The ledger of these lives, and for each whole second what was held in it."""
     ledger = Ledger()
+    events: list[tuple[int, Callable[[], None]]] = []
     seconds: list[tuple[FunctionName, Phase, int]] = []
     for number, life in enumerate(lives):
         name, now = f"i{number}", life.start_s
-        ledger.started(name, life.function, now)
+        events.append((now, partial(ledger.started, name, life.function, now)))
         for phase, length in [("cold", 1), *life.phases]:
-            ledger.phase(name, phase, now)
+            events.append((now, partial(ledger.phase, name, phase, now)))
             seconds += [(life.function, phase, s) for s in range(now, now + length)]
             now += length
         if life.ends:
-            ledger.stopped(name, now)
+            events.append((now, partial(ledger.stopped, name, now)))
         else:
             last = (life.phases or [("cold", 1)])[-1][0]
             seconds += [(life.function, last, s) for s in range(now, 1000)]
+    for _, happen in sorted(events, key=lambda event: event[0]):
+        happen()
     return ledger, seconds
 
 
