@@ -70,6 +70,7 @@ def run(config: HostConfig) -> NoReturn:
         if config.home:
             lifeline.join(config.home)
             lifeline.watch(config.lifeline_fd)
+        _name_process(f"rlhf-{config.function}")
         _redirect(config.log)
         logging.basicConfig(
             stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -99,6 +100,12 @@ def _redirect(log: str) -> None:
     os.dup2(file, 2)
     os.close(null)
     os.close(file)
+
+
+def _name_process(name: str) -> None:
+    """What ``top`` shows; a forked process would show as its zygote."""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
+        file.write(name)
 
 
 def _set_threads(threads: int) -> None:

@@ -108,8 +108,9 @@ class LocalPlatform:
         function, path = ROUTES[type(request)]
         pool = self._pool(function)
         body = encode_request(request)
+        again = False
         while True:
-            instance = await self._acquire(pool)
+            instance = await self._acquire(pool, first=again)
             try:
                 async with contextlib.aclosing(instance.call(path, body)) as frames:
                     async for frame in frames:
@@ -119,7 +120,8 @@ class LocalPlatform:
                 if not isinstance(refused.error, CapacityError) and not instance.stopping:
                     raise refused.error from None
                 # It is still ending a call that was aborted, or it drains: no fault of this call.
-                await asyncio.sleep(_REFUSED_PAUSE_S)
+                self._pause(pool, instance)
+                again = True
             finally:
                 self._release(pool, instance)
 
@@ -176,11 +178,14 @@ class LocalPlatform:
 
     # --- slots ------------------------------------------------------------------------------------
 
-    async def _acquire(self, pool: Pool) -> LocalInstance:
+    async def _acquire(self, pool: Pool, *, first: bool) -> LocalInstance:
         if self._closing:
             raise CapacityError("the platform is closing")
         waiter: asyncio.Future[LocalInstance] = asyncio.get_running_loop().create_future()
-        pool.waiting.append(waiter)
+        if first:
+            pool.waiting.appendleft(waiter)
+        else:
+            pool.waiting.append(waiter)
         self._serve(pool)
         try:
             return await waiter
@@ -218,6 +223,22 @@ class LocalPlatform:
         self._serve(pool)
         if instance.calls == 0 and not instance.stopping:
             self._rest(instance)
+
+    def _pause(self, pool: Pool, instance: LocalInstance) -> None:
+        """Ask it again in a moment; one that refuses for as long as a hanging one hangs."""
+        now = _now()
+        if instance.refusing_since_s is None:
+            instance.refusing_since_s = now
+        elif now - instance.refusing_since_s > self._options.silence_s:
+            _log.warning("%s does not end a call that was aborted; killing it", instance.id)
+            instance.kill()
+        instance.paused = True
+
+        def resume() -> None:
+            instance.paused = False
+            self._serve(pool)
+
+        asyncio.get_running_loop().call_later(_REFUSED_PAUSE_S, resume)
 
     def _rest(self, instance: LocalInstance) -> None:
         """It has nothing to do: let it go now, or when its time-out is over."""

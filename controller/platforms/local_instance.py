@@ -68,6 +68,8 @@ class LocalInstance:
         self.ready = False
         self.stopping = False
         self.retiring = False
+        self.paused = False
+        self.refusing_since_s: float | None = None
         self.last_used_s = 0.0
         self.process: Process | None = None
         self.log = os.path.join(terms.folder, f"{name}.log")
@@ -94,7 +96,8 @@ class LocalInstance:
 
     @property
     def has_room(self) -> bool:
-        return self.ready and not self.stopping and self.calls < self.deployment.concurrency
+        room = self.calls < self.deployment.concurrency
+        return room and self.ready and not self.stopping and not self.paused
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -229,6 +232,7 @@ class LocalInstance:
                 response = await self._transport.handle_async_request(request)
                 if response.status_code != 200:
                     raise Refused(_refusal(response.status_code, await response.aread()))
+                self.refusing_since_s = None
                 return response
         except (TransientError, httpx.TransportError) as error:
             await asyncio.wait({self.process.exited}, timeout=_EXIT_NEWS_S)

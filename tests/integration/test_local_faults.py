@@ -203,6 +203,36 @@ def test_an_instance_that_hangs_is_killed(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_call_is_not_held_up_by_one_that_was_aborted_and_does_not_hear(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with platform_of(tmp_path, Deployment("rollout", max_instances=2)) as platform:
+            await platform.scale("rollout", 2)
+            await until(lambda: all(i.state == "idle" for i in platform.instances()))
+            deaf = platform.invoke(rollout("deaf:600"))
+            await anext(deaf)
+            await deaf.aclose()
+            for _ in range(5):  # the deaf one was used last, but the other can serve
+                await frames_of(platform, rollout())
+            assert len(platform.instances()) == 2
+            for instance in platform._pools["rollout"].instances.values():
+                instance.kill()
+
+    asyncio.run(run())
+
+
+def test_an_instance_that_never_ends_an_aborted_call_is_replaced(tmp_path: Path) -> None:
+    async def run() -> None:
+        deployment = Deployment("rollout", max_instances=1)
+        async with platform_of(tmp_path, deployment, settings=options(silence_s=0.3)) as platform:
+            deaf = platform.invoke(rollout("deaf:600"))
+            await anext(deaf)
+            await deaf.aclose()
+            await frames_of(platform, rollout())
+            assert [i.id for i in platform.instances()] == ["rollout-2"]
+
+    asyncio.run(run())
+
+
 # --- starting -----------------------------------------------------------------------------------
 
 
