@@ -46,7 +46,7 @@ async def run_local(
     folder: RunFolder, spec: JobSpec, observe: Observer
 ) -> tuple[Outcome, dict[str, Any]]:
     """Run the job in ``folder``, new or resumed; returns its outcome and summary."""
-    job_id = os.path.basename(folder.path)
+    job_id = folder.run_id
     ledger = Ledger({d.function: d.price_usd_per_hour for d in deployments(spec)})
     async with (
         open_redis(folder.file("redis"), os.environ.get("REDIS_URL")) as redis,
