@@ -14,6 +14,7 @@ import msgspec
 
 from controller.dataset import Position
 from controller.evaluation import Evaluation, evaluate
+from controller.garbage import collect_step, last_checkpoint
 from controller.job import Event, Job
 from controller.ledger import Usage
 from controller.planning import PolicyState, decode_state
@@ -21,7 +22,6 @@ from controller.requests import export_request
 from controller.step import StepResult, run_step
 from rlhfless.errors import UserError
 from rlhfless.messages import ExportDone, FunctionName
-from rlhfless.versions import collect
 
 Status = Literal["succeeded", "paused"]
 
@@ -123,8 +123,15 @@ class Orchestrator:
 
     async def _after_step(self, result: StepResult) -> None:
         job = self.job
+        training = job.spec.training
+        steps = result.record.step + 1
         await asyncio.to_thread(
-            collect, job.objects, job.id, keep_last=job.spec.training.keep_versions
+            collect_step,
+            job.objects,
+            job.id,
+            step=result.record.step,
+            checkpoint=last_checkpoint(steps, training.checkpoint_every, self._total_steps),
+            keep_versions=training.keep_versions,
         )
         await self.save_usage()
         job.observe(

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from controller.collector import Collector, FinishedSample
+from controller.garbage import last_checkpoint
 from controller.job import Prompt, Surroundings
 from rlhfless.messages import (
     Algorithm,
@@ -142,8 +143,7 @@ def train_request(
     total_steps: int,
 ) -> TrainRequest:
     """Turn ``version`` into the next one with ``batch``."""
-    training = job.spec.training
-    last = step + 1 == total_steps
+    checkpoint = last_checkpoint(step + 1, job.spec.training.checkpoint_every, total_steps)
     return TrainRequest(
         call=call_info(job, step, "training", "train"),
         model=model_ref(job, version),
@@ -153,7 +153,7 @@ def train_request(
         seed=derive(job.spec.seed, "train", step),
         temperature=job.spec.rollout.temperature,
         max_tokens=job.spec.rollout.max_tokens,
-        checkpoint=last or (step + 1) % training.checkpoint_every == 0,
+        checkpoint=checkpoint == step + 1,
         data_position=position,
     )
 

@@ -17,6 +17,7 @@ import numpy as np
 from controller import planning
 from controller.collector import Collector, FinishedSample
 from controller.dataset import Position
+from controller.garbage import batch_name
 from controller.job import Event, Job
 from controller.job_store import Scores, StepRecord
 from controller.planning import PolicyState, StepPlan
@@ -148,5 +149,5 @@ async def write_step_batch(
             np.frombuffer(b"".join(reference[s.id] for s in finished), "<f4") if reference else None
         ),
     )
-    name = f"batches/{job.id}/step-{plan.step:06d}.safetensors"
+    name = batch_name(job.id, plan.step)
     return await asyncio.to_thread(write_batch, job.objects, name, batch)

@@ -14,7 +14,7 @@ import hashlib
 import os
 import uuid
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, BinaryIO
 
 from rlhfless.errors import CapacityError, InternalError, UserError
 
@@ -82,9 +82,14 @@ class ObjectStore:
         )
 
     def delete(self, name: str) -> None:
-        """Remove an object; a missing one is fine (another collector was faster)."""
+        """Remove an object; a missing one is fine (another collector was faster). On a directory
+        store a folder that becomes empty goes too."""
+        path = self.path(name)
         with contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(self.path(name))
+            self._fs.rm_file(path)
+        if self._local:
+            with contextlib.suppress(OSError):  # not empty, or gone already
+                os.rmdir(os.path.dirname(path))
 
     def _write(self, name: str, data: bytes, *, exclusive: bool) -> bool:
         path = self.path(name)
@@ -109,10 +114,9 @@ class ObjectStore:
 
 def _write_file(path: str, data: bytes, exclusive: bool) -> bool:
     folder, base = os.path.split(path)
-    os.makedirs(folder, exist_ok=True)
     temporary = os.path.join(folder, f"{_TEMPORARY}{base}-{uuid.uuid4().hex}")
     try:
-        with open(temporary, "wb") as file:
+        with _open_in(folder, temporary) as file:
             file.write(data)
         if not exclusive:
             os.replace(temporary, path)
@@ -125,6 +129,16 @@ def _write_file(path: str, data: bytes, exclusive: bool) -> bool:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+
+
+def _open_in(folder: str, path: str) -> BinaryIO:
+    """Open a new file, making its folder first, though ``delete`` removes folders it empties."""
+    while True:
+        os.makedirs(folder, exist_ok=True)
+        try:
+            return open(path, "wb")
+        except FileNotFoundError:
+            continue
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:

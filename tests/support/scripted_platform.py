@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from controller.platforms.base import Instance
+from rlhfless.batches import Batch, read_batch
 from rlhfless.errors import CapacityError, ConflictError, RlhflessError, TransientError
 from rlhfless.messages import (
     AnyFrame,
@@ -35,6 +36,7 @@ from rlhfless.messages import (
     TrainDone,
     TrainRequest,
 )
+from rlhfless.objects import ObjectStore
 from rlhfless.seeds import uniform
 
 ITERATION_S = 0.01
@@ -65,11 +67,13 @@ class Faults:
 
 @dataclass
 class ScriptedPlatform:
-    """``trained``: version -> the call that made it. ``generated``: tokens each sample id cost."""
+    """``trained``: version -> the call that made it; ``batches``: that call -> what it was given.
+    ``generated``: tokens each sample id cost."""
 
     faults: Faults = field(default_factory=lambda: Faults(random.Random(0)))
     trained: dict[int, str] = field(default_factory=dict)
     generated: dict[str, int] = field(default_factory=dict)
+    batches: dict[str, Batch] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     broken: RlhflessError | None = None
 
@@ -160,6 +164,8 @@ class ScriptedPlatform:
         maker = self.trained.setdefault(version, request.call.id)
         if maker != request.call.id:
             raise ConflictError(f"version {version} was made by {maker}")
+        batch = read_batch(ObjectStore(request.call.store), request.batch)
+        self.batches.setdefault(request.call.id, batch)
         metrics = {"policy/kl": 0.0, "policy/grad_norm": 1.0}
         return TrainDone(version=version, metrics=metrics, train_s=0.005)
 

@@ -22,7 +22,7 @@ from controller.job_store import JobStore
 from controller.ledger import Ledger
 from controller.orchestrator import Orchestrator, Outcome
 from controller.timeline import Timeline
-from rlhfless.batches import Batch, read_batch
+from rlhfless.batches import Batch
 from rlhfless.errors import InternalError, TransientError, UserError
 from rlhfless.messages import RolloutRequest, TrainRequest
 from rlhfless.objects import ObjectStore
@@ -112,9 +112,7 @@ def world(folder: Path, spec: JobSpec | None = None, **faults: float) -> World:
 
 
 def batches(w: World) -> list[Batch]:
-    requests = {r.call.id: r for r in w.platform.requests if isinstance(r, TrainRequest)}
-    store = ObjectStore(str(w.folder))
-    return [read_batch(store, requests[call].batch) for call in sorted(requests)]
+    return [w.platform.batches[call] for call in sorted(w.platform.batches)]
 
 
 @pytest.fixture(scope="module")
