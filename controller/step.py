@@ -12,21 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
 from controller import planning
 from controller.collector import Collector, FinishedSample
 from controller.dataset import Position
-from controller.garbage import batch_name
 from controller.job import Event, Job
 from controller.job_store import Scores, StepRecord
 from controller.planning import PolicyState, StepPlan
 from controller.requests import train_request
 from controller.rollout import RolloutTask, run_rollout
 from controller.scoring import Scoring
-from controller.step_metrics import StepTimes, step_metrics
-from rlhfless.batches import Batch, write_batch
-from rlhfless.messages import BatchRef, TrainDone
+from controller.step_batch import write_step_batch
+from controller.step_metrics import StepFacts, StepTimes, step_metrics
+from rlhfless.messages import TrainDone
 
 
 @dataclass(frozen=True)
@@ -92,10 +90,9 @@ async def run_step(
     job.observe(Event("train", f"step {step + 1}"))
     finished = collector.done()
     batch = await write_step_batch(job, plan, finished, scoring)
-    position_after = plan.position
+    position_after = msgspec.to_builtins(plan.position)
     trained = await job.dispatcher.call(
-        train_request(job, step, version, batch, msgspec.to_builtins(position_after), total_steps),
-        TrainDone,
+        train_request(job, step, version, batch, position_after, total_steps), TrainDone
     )
     end_s = loop.time()
 
@@ -107,47 +104,23 @@ async def run_step(
         train_s=trained.train_s,
         overhead_s=end_s - start_s - job.timeline.covered_s(start_s, end_s),
     )
+    facts = StepFacts(
+        step=step,
+        samples=finished,
+        scores=scoring.scores,
+        rollout=stats,
+        num_actors=len(assignment),
+        trained=trained,
+        times=times,
+        usage=job.ledger.total(end_s, since_s=start_s),
+    )
     record = StepRecord(
         step=step,
         version=trained.version,
-        metrics=step_metrics(
-            job,
-            step,
-            finished,
-            scoring.scores,
-            stats,
-            trained,
-            times,
-            job.ledger.total(end_s, since_s=start_s),
-            len(assignment),
-        ),
-        position=msgspec.to_builtins(position_after),
+        metrics=step_metrics(job.spec, facts),
+        position=position_after,
         plan={} if decision is None else planning.describe(decision),
     )
     state = planning.learn(job.spec, plan, finished, stats, state)
     await job.journal.commit(record, planning.encode_state(state))
     return StepResult(end_s, record, finished, scoring.scores, plan, state)
-
-
-async def write_step_batch(
-    job: Job, plan: StepPlan, finished: Sequence[FinishedSample], scoring: Scoring
-) -> BatchRef:
-    """Store the step's samples, in the plan's order, as one training batch."""
-    group_of = {sample.id: sample.group for sample in plan.samples}
-    prompts = [plan.prompts[group_of[s.id]].tokens for s in finished]
-    reference = scoring.reference
-    batch = Batch(
-        prompt_tokens=np.concatenate([np.asarray(p, np.int32) for p in prompts]),
-        prompt_lengths=np.array([len(p) for p in prompts], np.int32),
-        response_tokens=np.concatenate([np.asarray(s.tokens, np.int32) for s in finished]),
-        response_lengths=np.array([len(s.tokens) for s in finished], np.int32),
-        rollout_logprobs=np.frombuffer(b"".join(s.logprobs for s in finished), "<f4"),
-        rewards=np.array([scoring.scores[s.id].total for s in finished], np.float32),
-        groups=np.array([group_of[s.id] for s in finished], np.int32),
-        truncated=np.array([s.reason == "length" for s in finished], np.bool_),
-        reference_logprobs=(
-            np.frombuffer(b"".join(reference[s.id] for s in finished), "<f4") if reference else None
-        ),
-    )
-    name = batch_name(job.id, plan.step)
-    return await asyncio.to_thread(write_batch, job.objects, name, batch)

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from controller.collector import FinishedSample
-from controller.job import Job
 from controller.job_store import Scores
 from controller.ledger import Usage
 from controller.rollout import RolloutStats
 from rlhfless.messages import TrainDone
-from rlhfless.spec import reward_name
+from rlhfless.spec import JobSpec, reward_name
 
 
 @dataclass(frozen=True)
@@ -26,23 +25,30 @@ class StepTimes:
     overhead_s: float
 
 
-def step_metrics(
-    job: Job,
-    step: int,
-    samples: Sequence[FinishedSample],
-    scores: Mapping[str, Scores],
-    stats: RolloutStats,
-    trained: TrainDone,
-    times: StepTimes,
-    usage: Usage,
-    num_actors: int,
-) -> dict[str, float]:
+@dataclass(frozen=True)
+class StepFacts:
+    """A finished step: ``samples`` in the plan's order and their ``scores``, what the rollout and
+    the training call reported, times, and what was held meanwhile."""
+
+    step: int
+    samples: Sequence[FinishedSample]
+    scores: Mapping[str, Scores]
+    rollout: RolloutStats
+    num_actors: int
+    trained: TrainDone
+    times: StepTimes
+    usage: Usage
+
+
+def step_metrics(spec: JobSpec, facts: StepFacts) -> dict[str, float]:
     """All metrics of a committed step; ``step`` counts from 1 here, as people do."""
+    samples, scores = facts.samples, facts.scores
+    times, usage, stats = facts.times, facts.usage, facts.rollout
     lengths = [len(s.tokens) for s in samples]
     totals = [scores[s.id].total for s in samples]
     mean_reward = sum(totals) / len(totals)
     metrics: dict[str, float] = {
-        "step": step + 1,
+        "step": facts.step + 1,
         "reward/mean": mean_reward,
         "reward/std": (sum((t - mean_reward) ** 2 for t in totals) / len(totals)) ** 0.5,
         "response_length/mean": sum(lengths) / len(lengths),
@@ -50,26 +56,26 @@ def step_metrics(
         "response_length/max": max(lengths),
         "response_length/clip_ratio": sum(s.reason == "length" for s in samples) / len(samples),
     }
-    for index, reward in enumerate(job.spec.rewards):
+    for index, reward in enumerate(spec.rewards):
         parts = [scores[s.id].parts[index] for s in samples]
         applied = [part for part in parts if part is not None]
         if applied:
             metrics[f"reward/{reward_name(reward)}"] = sum(applied) / len(applied)
-    metrics |= trained.metrics
+    metrics |= facts.trained.metrics
     metrics |= {
         "time/step_s": times.step_s,
         "time/rollout_s": times.rollout_s,
         "time/scoring_tail_s": times.scoring_tail_s,
         "time/train_s": times.train_s,
-        "time/publish_s": trained.publish_s,
-        "time/restore_s": trained.restore_s,
+        "time/publish_s": facts.trained.publish_s,
+        "time/restore_s": facts.trained.restore_s,
         "time/weights_pull_s": stats.weights_pull_s,
         "time/overhead_s": times.overhead_s,
         "functions/held_s": usage.held_s,
         "functions/busy_s": usage.busy_s,
         "functions/cold_s": usage.cold_s,
         "functions/idle_fraction": usage.idle_fraction,
-        "rollout/actors": num_actors,
+        "rollout/actors": facts.num_actors,
         "rollout/lost_calls": stats.lost_calls,
         "prefill/tokens_computed": stats.prefill_computed,
         "prefill/tokens_saved": stats.prefill_saved,
