@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from functions.microbatches import MicroBatch
 from rlhfless.errors import UserError
 
 
@@ -63,18 +62,6 @@ def backbone(model: Any) -> Any:
             param="model.path",
         )
     return inner
-
-
-def hidden_states(inner: Any, microbatch: MicroBatch) -> torch.Tensor:
-    """Last hidden states ``[N, hidden]`` of a backbone where response tokens are predicted."""
-    output = inner(
-        input_ids=microbatch.input_ids,
-        attention_mask=microbatch.attention_mask,
-        position_ids=microbatch.position_ids,
-        use_cache=False,
-    )
-    hidden: torch.Tensor = output.last_hidden_state
-    return hidden.flatten(0, 1)[microbatch.rows]
 
 
 def lm_head(model: Any) -> Head:

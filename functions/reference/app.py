@@ -5,13 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 
+import numpy as np
 import torch
 
 from functions.context import CallContext, Function, FunctionConfig, Handler
-from functions.logprobs import microbatches, scatter, token_logprobs
-from functions.microbatches import check_sequences
+from functions.lm_head import backbone, lm_head
+from functions.logprobs import head_logprobs
 from functions.modeling import VersionedModel, device_for
+from functions.reference.inputs import check_sequences, sequences_of
+from functions.training.hidden import enable_packing, predictors
+from functions.training.packing import CPU_PASS_TOKENS, lay_out, plan
 from rlhfless.errors import TransientError, UserError
 from rlhfless.messages import Frame, Heartbeat, LogprobsDone, LogprobsRequest, Request
 
@@ -30,6 +35,8 @@ class Reference:
         self._device = device_for(config.accelerator)
         self._model = VersionedModel(self._device)
         self._lock = threading.Lock()
+        self._tried: Any = None
+        self._packed = False
         self.handlers: Mapping[type[Request], Handler] = {LogprobsRequest: self.logprobs}
 
     def logprobs(self, request: LogprobsRequest, context: CallContext) -> Iterator[Frame]:
@@ -47,30 +54,41 @@ class Reference:
         started = time.monotonic()
         pulled = self._model.ensure(request.model, context.store)
         model = self._model.model
-        prompts, responses = request.prompts, request.responses
         config = model.config.get_text_config()
         check_sequences(
-            prompts,
-            responses,
+            request.prompts,
+            request.responses,
             vocabulary=model.get_input_embeddings().num_embeddings,
             context=getattr(config, "max_position_embeddings", None),
         )
-        values: list[torch.Tensor | None] = [None] * len(prompts)
-        for microbatch in microbatches(
-            prompts, responses, request.tokens_per_microbatch, self._device
-        ):
+        packed = self._packs(model)
+        sequences = sequences_of(request.prompts, request.responses)
+        max_tokens = request.tokens_per_microbatch
+        if self._device.type == "cpu":
+            max_tokens = min(max_tokens, CPU_PASS_TOKENS)
+        everything = np.arange(len(request.prompts))
+        values = np.empty(sum(map(len, request.responses)), "<f4")
+        for samples in plan(sequences, everything, max_tokens, packed=packed):
             _check(context)
+            part = lay_out(sequences, samples, self._device, packed=packed)
             with torch.inference_mode():
-                result = token_logprobs(model, microbatch, request.temperature)
-            scatter(microbatch, result.logprobs.cpu(), values)
+                hidden = predictors(backbone(model), part)
+                result = head_logprobs(lm_head(model), hidden, part.targets, request.temperature)
+            values[part.where.cpu().numpy()] = result.logprobs.cpu().numpy()
             yield Heartbeat(busy_s=time.monotonic() - started)
-        flat = torch.cat([value for value in values if value is not None] or [torch.empty(0)])
-        yield LogprobsDone(
-            logprobs=flat.numpy().astype("<f4").tobytes(), weights_pull_s=pulled.seconds
-        )
+        yield LogprobsDone(logprobs=values.tobytes(), weights_pull_s=pulled.seconds)
+
+    def _packs(self, model: Any) -> bool:
+        """Whether prompts of a group can be computed once; tried when a model is new."""
+        if self._tried is not model:
+            config = model.config.get_text_config()
+            self._packed = enable_packing(model, config, self._device)
+            self._tried = model
+        return self._packed
 
     def close(self) -> None:
         self._model.close()
+        self._tried = None
 
 
 def _check(context: CallContext) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -24,9 +23,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from functions.lm_head import backbone, lm_head
-from functions.logprobs import microbatches, scatter, token_logprobs
-from functions.microbatches import check_sequences, collate, plan_microbatches
+from functions.lm_head import Head, backbone, lm_head
+from functions.logprobs import TokenLogprobs, head_logprobs
+from functions.reference.inputs import check_sequences, sequences_of
+from functions.training.hidden import enable_packing, predictors
+from functions.training.packing import lay_out, plan
 from rlhfless.errors import UserError
 
 torch.set_num_threads(1)
@@ -86,7 +87,9 @@ def sequences(count: int = 7, seed: int = 0) -> tuple[list[list[int]], list[list
     def tokens(low: int, high: int) -> list[int]:
         return [rng.randrange(VOCABULARY) for _ in range(rng.randint(low, high))]
 
-    return [tokens(1, 9) for _ in range(count)], [tokens(1, 14) for _ in range(count)]
+    own = [tokens(1, 9) for _ in range(count)]
+    prompts = [own[i // 2] for i in range(count)]
+    return prompts, [tokens(1, 14) for _ in range(count)]
 
 
 def naive(
@@ -104,34 +107,49 @@ def ours(
     prompts: list[list[int]],
     responses: list[list[int]],
     max_tokens: int,
+    *,
+    packed: bool = False,
+    temperature: float = 1.0,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """All responses back to back, in the caller's order."""
-    chosen: list[torch.Tensor | None] = [None] * len(prompts)
-    entropy: list[torch.Tensor | None] = [None] * len(prompts)
-    for microbatch in microbatches(prompts, responses, max_tokens):
-        result = token_logprobs(model, microbatch, **options)
-        scatter(microbatch, result.logprobs, chosen)
-        if result.entropy is not None:
-            scatter(microbatch, result.entropy, entropy)
-    flat = torch.cat([c for c in chosen if c is not None])
-    spread = [e for e in entropy if e is not None]
-    return flat, torch.cat(spread) if spread else None
+    """All responses back to back, in the caller's order, by passes of at most ``max_tokens``."""
+    sequences = sequences_of(prompts, responses)
+    places: list[torch.Tensor] = []
+    results: list[TokenLogprobs] = []
+    for samples in plan(sequences, np.arange(len(prompts)), max_tokens, packed=packed):
+        part = lay_out(sequences, samples, torch.device("cpu"), packed=packed)
+        hidden = predictors(backbone(model), part)
+        places.append(part.where)
+        results.append(head_logprobs(lm_head(model), hidden, part.targets, temperature, **options))
+    order = torch.cat(places).argsort()
+    spread = [r.entropy for r in results if r.entropy is not None]
+    chosen = torch.cat([r.logprobs for r in results])[order]
+    return chosen, torch.cat(spread)[order] if spread else None
 
 
 @pytest.mark.parametrize(
     "name", ["llama", "llama-tied", "qwen2", "gpt2", "gemma2", "cohere", "granite"]
 )
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_equal_to_full_logits(name: str, temperature: float) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_equal_to_full_logits(name: str, temperature: float, packed: bool) -> None:
     model = make(name)
     prompts, responses = sequences()
     with torch.no_grad():
         expected = [
             naive(model, p, r, temperature) for p, r in zip(prompts, responses, strict=True)
         ]
+        if packed:
+            packed = enable_packing(model, model.config, torch.device("cpu"))
+            assert packed == (name != "gemma2"), "all but those with soft-capped attention"
         chosen, entropy = ours(
-            model, prompts, responses, 48, temperature=temperature, with_entropy=True
+            model,
+            prompts,
+            responses,
+            48,
+            packed=packed,
+            temperature=temperature,
+            with_entropy=True,
         )
     torch.testing.assert_close(chosen, torch.cat([c for c, _ in expected]), atol=2e-5, rtol=1e-5)
     assert entropy is not None
@@ -139,10 +157,11 @@ def test_equal_to_full_logits(name: str, temperature: float) -> None:
     assert chosen.dtype == torch.float32
 
 
-@pytest.mark.parametrize("max_tokens", [1, 30, 64, 100_000])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("max_tokens", [1, 30, 100_000])
 @pytest.mark.parametrize("logit_bytes", [1, 4 * VOCABULARY * 3 * 5, 1 << 30])
 def test_neither_passes_nor_chunks_change_values_or_gradients(
-    max_tokens: int, logit_bytes: int
+    max_tokens: int, logit_bytes: int, packed: bool
 ) -> None:
     model = make("llama-tied")
     prompts, responses = sequences()
@@ -154,11 +173,14 @@ def test_neither_passes_nor_chunks_change_values_or_gradients(
 
     pairs = [naive(model, p, r, 0.8) for p, r in zip(prompts, responses, strict=True)]
     expected = torch.cat([c for c, _ in pairs])
+    if packed:
+        assert enable_packing(model, model.config, torch.device("cpu"))
     chosen, entropy = ours(
         model,
         prompts,
         responses,
         max_tokens,
+        packed=packed,
         temperature=0.8,
         with_entropy=True,
         logit_bytes=logit_bytes,
@@ -186,14 +208,14 @@ def test_order_of_samples_is_the_callers() -> None:
 
 def test_detached_entropy_is_the_same_number_without_a_gradient() -> None:
     model = make("llama")
-    microbatch = collate(*sequences(2), [0, 1])
-    full = token_logprobs(model, microbatch, with_entropy=True)
-    light = token_logprobs(model, microbatch, with_entropy=True, entropy_gradient=False)
-    assert full.entropy is not None
-    assert light.entropy is not None
-    assert full.entropy.requires_grad
-    assert not light.entropy.requires_grad
-    torch.testing.assert_close(light.entropy, full.entropy.detach())
+    prompts, responses = sequences(2)
+    _, full = ours(model, prompts, responses, 64, with_entropy=True)
+    _, light = ours(model, prompts, responses, 64, with_entropy=True, entropy_gradient=False)
+    assert full is not None
+    assert light is not None
+    assert full.requires_grad
+    assert not light.requires_grad
+    torch.testing.assert_close(light, full.detach())
 
 
 def test_peft_wrapped_model_and_its_gradients() -> None:
@@ -232,14 +254,29 @@ def test_gradient_checkpointing_in_training_mode() -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_empty_responses_have_no_values() -> None:
-    model = make("llama")
-    result = token_logprobs(model, collate([[3, 4], [5]], [[], []], [0, 1]), with_entropy=True)
-    assert result.logprobs.shape == (0,)
-    assert result.entropy is not None
-    chosen: list[torch.Tensor | None] = [None, None]
-    scatter(collate([[3, 4], [5]], [[], [7]], [0, 1]), torch.ones(1), chosen)
-    assert [c.tolist() for c in chosen if c is not None] == [[], [1.0]]
+def test_no_tokens_have_no_values() -> None:
+    head = Head(torch.nn.Linear(8, 5))
+    nothing = head_logprobs(
+        head, torch.zeros(0, 8), torch.zeros(0, dtype=torch.int64), 1.0, with_entropy=True
+    )
+    assert nothing.logprobs.shape == (0,)
+    assert nothing.entropy is not None
+    assert nothing.entropy.shape == (0,)
+
+
+def test_logits_are_never_held_for_more_tokens_than_the_bound_allows() -> None:
+    widths: list[int] = []
+
+    class Watched(torch.nn.Linear):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            widths.append(len(hidden))
+            return super().forward(hidden)
+
+    head = Head(Watched(8, 50))
+    hidden, targets = torch.randn(20, 8), torch.arange(20)
+    with torch.no_grad():
+        head_logprobs(head, hidden, targets, 1.0, logit_bytes=4 * 50 * 3 * 6)
+    assert widths == [6, 6, 6, 2]
 
 
 def test_logits_changed_in_unknown_ways_are_refused() -> None:
@@ -258,14 +295,6 @@ def test_logits_changed_in_unknown_ways_are_refused() -> None:
 def test_model_without_a_head_is_refused() -> None:
     with pytest.raises(UserError, match="no separate backbone"):
         backbone(make("llama").model)
-
-
-@given(st.lists(st.integers(1, 40), max_size=30), st.integers(1, 200))
-def test_plan_covers_each_sequence_once_within_the_bound(lengths: list[int], bound: int) -> None:
-    plan = plan_microbatches(lengths, bound)
-    assert sorted(i for part in plan for i in part) == list(range(len(lengths)))
-    for part in plan:
-        assert len(part) == 1 or len(part) * max(lengths[i] for i in part) <= bound
 
 
 @pytest.mark.parametrize(
