@@ -39,7 +39,7 @@ class ColumnCache:
         self._dtype = dtype
         self._device = device
         self._max_rows = max_rows
-        self._capacity = 0
+        self._capacity = -1  # no tensors yet
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.rows = 0
@@ -64,7 +64,7 @@ class ColumnCache:
         if total > self._max_rows:
             self._max_rows = max(total, 2 * self._max_rows)
             self._starts = np.resize(self._starts, self._max_rows)
-            self._capacity = 0
+            self._capacity = -1
         if self.rows == 0:
             self.end = self.low = left
         if self.end < left or self._capacity < self.end:

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from functions.rollout.admission import PREFILL_CHUNK_TOKENS, Admission, Limits
+from rlhfless.messages import RolloutRequest, SampleTask
+from tests.support.rollout import make_request, make_tasks
+
+ROOMY = 10**9
+
+
+def make(
+    prompt_lengths: list[int],
+    group: int,
+    limits: Limits,
+    *,
+    shared: bool = False,
+    max_tokens: int = 10,
+) -> tuple[RolloutRequest, Admission]:
+    tasks = make_tasks(len(prompt_lengths), group, max_tokens)
+    request = make_request("", [[1] * length for length in prompt_lengths], tasks)
+    return request, Admission(request, range(len(tasks)), limits, shared=shared)
+
+
+def test_request_order_and_the_batch_bound() -> None:
+    _, admission = make([5, 5], 3, Limits(max_batch=4, kv_tokens=ROOMY))
+    assert admission.next() == [0, 1, 2, 3]
+    assert admission.next() == []
+    admission.left([1])
+    assert admission.next() == [4]
+    assert admission.waiting == [5]
+
+
+def test_refill_waits_for_some_to_leave_but_not_for_more_than_are_waiting() -> None:
+    _, admission = make([5], 7, Limits(max_batch=4, kv_tokens=ROOMY, refill=2))
+    assert admission.next() == [0, 1, 2, 3]
+    admission.left([0])
+    assert admission.next() == []
+    admission.left([1])
+    assert admission.next() == [4, 5]
+    admission.left([2])
+    assert admission.next() == [6], "the last one waits for nobody"
+
+
+def test_an_admission_is_a_bounded_prefill() -> None:
+    long = PREFILL_CHUNK_TOKENS - 10
+    _, admission = make([long, long, 5], 2, Limits(max_batch=99, kv_tokens=ROOMY))
+    assert admission.next() == [0, 1], "a known prompt costs nothing"
+    assert admission.next() == [2, 3, 4, 5]
+
+
+def test_memory_bounds_what_runs_together() -> None:
+    # Rows of 5 + 10 tokens, and 5 for each prompt held for rows to come.
+    _, admission = make([5, 5], 4, Limits(max_batch=99, kv_tokens=65))
+    assert admission.next() == [0, 1, 2, 3]
+    admission.left([0, 1])
+    assert admission.next() == [4, 5]
+
+
+def test_shared_prompts_count_once() -> None:
+    limits = Limits(max_batch=99, kv_tokens=100 + 4 * 10)
+    _, expanded = make([100], 4, limits)
+    _, shared = make([100], 4, limits, shared=True)
+    assert expanded.next() == [0]
+    assert shared.next() == [0, 1, 2, 3]
+
+
+def test_a_sample_that_fits_nowhere_runs_alone() -> None:
+    _, admission = make([50], 2, Limits(max_batch=99, kv_tokens=20))
+    assert admission.next() == [0]
+    assert admission.next() == []
+    admission.left([0])
+    assert admission.next() == [1]
+
+
+def test_prompts_are_exhausted_with_their_last_sample() -> None:
+    _, admission = make([5, 5], 2, Limits(max_batch=3, kv_tokens=ROOMY))
+    admitted = admission.next()
+    assert admission.exhausted(admitted) == [0]
+    admission.left([0])
+    assert admission.exhausted(admission.next()) == [1]
+
+
+def test_continued_samples_count_their_tokens_as_prefill() -> None:
+    tasks = [
+        SampleTask(id="", prompt=0, seed=n, max_tokens=2000, tokens=[1] * 600) for n in range(3)
+    ]
+    request = make_request("", [[1] * 5], tasks)
+    admission = Admission(request, range(3), Limits(99, ROOMY), shared=False)
+    assert admission.next() == [0]
+    assert admission.next() == [1]
+
+
+@given(
+    st.lists(st.integers(1, 400), min_size=1, max_size=6),
+    st.integers(1, 5),
+    st.integers(1, 7),
+    st.integers(1, 3000),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_everyone_is_admitted_once_within_the_bounds(
+    lengths: list[int], group: int, max_batch: int, kv_tokens: int, shared: bool, random: object
+) -> None:
+    limits = Limits(max_batch, kv_tokens, refill=2)
+    request, admission = make(lengths, group, limits, shared=shared)
+    running: list[int] = []
+    seen: list[int] = []
+    while admission.waiting or running:
+        admitted = admission.next()
+        assert admitted or running, "nothing runs and nobody is admitted"
+        running += admitted
+        seen += admitted
+        assert len(running) <= max_batch
+        prompts = [len(request.prompts[request.samples[sample].prompt]) for sample in running]
+        held = 10 * len(running) + (0 if shared else sum(prompts))
+        assert len(running) == 1 or held <= kv_tokens
+        leaving = running.pop(random.randrange(len(running)))  # type: ignore[attr-defined]
+        admission.left([leaving])
+    assert seen == list(range(len(request.samples)))
