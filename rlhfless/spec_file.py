@@ -1,7 +1,8 @@
 """From a job file to a ``JobSpec``: YAML, overrides, paths, and errors a person can act on.
 
-Relative paths in a job file are relative to the file. A value is taken for a path if a file of that
-name lies there or it starts with a dot; otherwise it stays as it is (a name on the Hub, a module).
+Relative paths in a job file are relative to the file. A value is taken for a path if it starts with
+a dot, if something of that name lies there, or if the folder it names does; otherwise it stays as
+it is (a name on the Hub, a module).
 """
 
 from __future__ import annotations
@@ -188,6 +189,7 @@ def _resolve(value: str, base: str) -> str:
         return value
     expanded = os.path.expanduser(value)
     joined = os.path.normpath(os.path.join(base, expanded))
-    looks_like_path = value.startswith((".", "/", "~")) or os.path.exists(joined)
+    in_a_folder = "/" in value and os.path.isdir(os.path.dirname(joined))
+    looks_like_path = value.startswith((".", "/", "~")) or os.path.exists(joined) or in_a_folder
     looks_like_file = os.path.splitext(value)[1] in (".jsonl", ".json", ".parquet")
     return joined if looks_like_path or looks_like_file else value

@@ -99,7 +99,7 @@ class Display:
         self._say(f"held-out accuracy {when}: {accuracy:.1%}")
 
     def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False)
+        self._console.print(text, highlight=False, soft_wrap=True)
 
     def _line(self, m: dict[str, float]) -> str:
         return (

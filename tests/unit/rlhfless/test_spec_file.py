@@ -52,6 +52,12 @@ def test_hub_names_modules_and_urls_stay_as_they_are(tmp_path: Path) -> None:
     assert spec.rewards[1].model == "org/reward-model"
 
 
+def test_a_misspelt_folder_beside_the_job_is_a_path_not_a_hub_name(tmp_path: Path) -> None:
+    (tmp_path / "assets" / "model").mkdir(parents=True)
+    spec = load_spec(write(tmp_path, {**MINIMAL, "model": {"path": "assets/modle"}}))
+    assert spec.model.path == str(tmp_path / "assets" / "modle")
+
+
 def test_a_resolved_spec_reads_back_unchanged(tmp_path: Path) -> None:
     spec = load_spec(write(tmp_path, MINIMAL))
     (tmp_path / "elsewhere").mkdir()
