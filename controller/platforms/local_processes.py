@@ -114,6 +114,7 @@ class ZygoteLauncher:
         self._preload = preload
         self._zygote: _Zygote | None = None
         self._starting = asyncio.Lock()
+        self._closing = False
 
     async def spawn(self, config: Mapping[str, Any]) -> Process:
         for _ in range(_SPAWN_ATTEMPTS):
@@ -121,6 +122,8 @@ class ZygoteLauncher:
             try:
                 return await zygote.spawn(config)
             except TransientError as error:
+                if self._closing:
+                    raise
                 _log.warning("%s; starting another", error)
         raise CapacityError(f"the zygote died {_SPAWN_ATTEMPTS} times; its log is {self._log}")
 
@@ -132,6 +135,8 @@ class ZygoteLauncher:
             return self._zygote
 
     async def close(self) -> None:
+        """Ends the zygote; a spawn that still waits for it raises ``TransientError``."""
+        self._closing = True
         async with self._starting:
             if self._zygote is not None:
                 await self._zygote.close()
