@@ -163,6 +163,7 @@ def export_request(job: Surroundings, step: int, version: int, folder: str) -> E
         call=call_info(job, step, "training", f"export-{version}-{_shard([folder])}"),
         model=model_ref(job, version),
         folder=folder,
+        chat_template=job.spec.model.chat_template,
     )
 
 

@@ -2,7 +2,7 @@
 
 The vocabulary projection runs on response positions only, in chunks of bounded memory; with
 gradients, chunks recompute their logits in the backward pass when keeping them would exceed the
-bound. Which hidden states belong to which tokens is the affair of ``functions.training.packing``.
+bound. Which hidden states belong to which tokens is the affair of ``functions.packing``.
 """
 
 from __future__ import annotations

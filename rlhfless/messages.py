@@ -329,11 +329,12 @@ class TrainDone(Frame, frozen=True, kw_only=True):
 
 class ExportRequest(Struct, frozen=True, kw_only=True):
     """Write ``model`` as a folder that ``transformers`` loads. LoRA is merged; the adapter lies in
-    ``adapter/`` beside it."""
+    ``adapter/`` beside it. ``chat_template`` replaces the tokenizer's own."""
 
     call: CallInfo
     model: ModelRef
     folder: str
+    chat_template: str | None = None
 
 
 class ExportDone(Frame, frozen=True, kw_only=True):

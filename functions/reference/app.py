@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from functions.context import CallContext, Function, FunctionConfig, Handler
+from functions.hidden import enable_packing, predictors
 from functions.lm_head import backbone, lm_head
 from functions.logprobs import head_logprobs
 from functions.modeling import VersionedModel, device_for
+from functions.packing import CPU_PASS_TOKENS, lay_out, plan
 from functions.reference.inputs import check_sequences, sequences_of
-from functions.training.hidden import enable_packing, predictors
-from functions.training.packing import CPU_PASS_TOKENS, lay_out, plan
 from rlhfless.errors import TransientError, UserError
 from rlhfless.messages import Frame, Heartbeat, LogprobsDone, LogprobsRequest, Request
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from functions.training.packing import Sequences
+from functions.packing import Sequences
 from rlhfless.errors import UserError
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from functions.hidden import enable_packing, predictors
 from functions.lm_head import plain_model
 from functions.modeling import load_base
-from functions.training.hidden import enable_packing, predictors
-from functions.training.packing import Pass
+from functions.packing import Pass
 from functions.training.policy import prepare
 from rlhfless.errors import UserError
 from rlhfless.messages import ModelRef, Optimization

@@ -42,6 +42,10 @@ def export(request: ExportRequest, store: ObjectStore, device: torch.device) -> 
         versioned.model.save_pretrained(temporary)
         versioned.close()
         _copy_tokenizer(ref.path, temporary)
+        if request.chat_template is not None:
+            template = os.path.join(temporary, "chat_template.jinja")
+            with open(template, "w", encoding="utf-8") as file:
+                file.write(request.chat_template)
         if ref.version > 0:
             _write_adapter(ref, store, os.path.join(temporary, ADAPTER_FOLDER))
         if os.path.exists(folder):

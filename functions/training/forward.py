@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from functions.hidden import predictors
 from functions.lm_head import lm_head
 from functions.logprobs import TokenLogprobs, head_logprobs
-from functions.training.hidden import predictors
+from functions.packing import CPU_PASS_TOKENS, Indices, Pass, Sequences, lay_out, plan
 from functions.training.learner import Learner
-from functions.training.packing import CPU_PASS_TOKENS, Indices, Pass, Sequences, lay_out, plan
 from rlhfless.batches import Batch
 from rlhfless.errors import InternalError
 from rlhfless.messages import Optimization, TrainRequest

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from functions.hidden import enable_packing
 from functions.lm_head import backbone, plain_model
 from functions.modeling import load_base
-from functions.training.hidden import enable_packing
 from functions.weights.lora import adapter_config, adapter_tensors, load_adapter
 from rlhfless.errors import UserError
 from rlhfless.messages import ModelRef, Optimization

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from functions.packing import Indices, Pass
 from functions.training import advantages
 from functions.training.forward import Forward, seeded, spread
 from functions.training.inputs import check_batch
@@ -26,7 +27,6 @@ from functions.training.learner import Learner
 from functions.training.losses import policy_loss, sample_weights, value_loss
 from functions.training.metrics import PolicyMetrics, batch_metrics, explained_variance, mean
 from functions.training.optimizer import AdamW, learning_rate
-from functions.training.packing import Indices, Pass
 from rlhfless.batches import Batch
 from rlhfless.errors import InternalError
 from rlhfless.messages import TrainRequest

@@ -23,11 +23,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from functions.hidden import enable_packing, predictors
 from functions.lm_head import Head, backbone, lm_head
 from functions.logprobs import TokenLogprobs, head_logprobs
+from functions.packing import lay_out, plan
 from functions.reference.inputs import check_sequences, sequences_of
-from functions.training.hidden import enable_packing, predictors
-from functions.training.packing import lay_out, plan
 from rlhfless.errors import UserError
 
 torch.set_num_threads(1)

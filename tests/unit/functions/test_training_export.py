@@ -20,12 +20,13 @@ TOKENS = torch.arange(4, 40)[None]
 TOP = msgspec.structs.replace(SETTINGS, trainable="top_layers", top_layers=1)
 
 
-def export(job: Job, version: int, folder: Path) -> ExportDone:
+def export(job: Job, version: int, folder: Path, chat_template: str | None = None) -> ExportDone:
     function = create(FunctionConfig())
     request = ExportRequest(
         call=CallInfo(id=f"e{version}", job=job.name, step=0, deadline_s=60, store=job.store.url),
         model=job.ref(version),
         folder=str(folder),
+        chat_template=chat_template,
     )
     (done,) = function.handlers[ExportRequest](request, job.context())
     assert isinstance(done, ExportDone)
@@ -103,6 +104,15 @@ def test_any_version_can_be_exported_and_an_export_replaced(
     base = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
     torch.testing.assert_close(found[0], logits(base))
     assert not torch.equal(found[1], found[0]) and not torch.equal(found[2], found[1])
+
+
+def test_the_jobs_chat_template_goes_with_the_model(tmp_path: Path, tiny_model_dir: Path) -> None:
+    job = Job(tmp_path, tiny_model_dir)
+    template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
+    export(job, 0, tmp_path / "out", template)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+    assert text == "[a]"
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, tiny_model_dir: Path) -> None:

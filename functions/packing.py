@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from functions.training.packed_attention import Block, Blocks
+from functions.packed_attention import Block, Blocks
 from rlhfless.batches import Batch
 
 Indices = NDArray[np.int64]
