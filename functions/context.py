@@ -20,7 +20,7 @@ StopReason = Literal["abort", "deadline", "drain"]
 
 @dataclass(frozen=True)
 class FunctionConfig:
-    """What an instance is given at start. ``workdir`` is scratch space that goes with the instance."""
+    """What an instance is given at start. ``workdir`` is scratch space that goes with it."""
 
     threads: int = 1
     accelerator: str = "cpu"

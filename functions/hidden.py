@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from functions import packed_attention
 from functions.packing import Pass, Sequences, lay_out
-from functions.training import packed_attention
 
 
 def predictors(backbone: Any, part: Pass) -> Tensor:
