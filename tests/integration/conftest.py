@@ -1,0 +1,29 @@
+"""Fixtures of end-to-end runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("tests.support.runs")
+
+from tests.support.runs import Result, Workplace  # noqa: E402  (after the line that rewrites it)
+
+
+@pytest.fixture
+def place(tmp_path: Path, tiny_model_dir: Path) -> Iterator[Workplace]:
+    """A folder with a very small job; whatever a test starts in it is ended after the test."""
+    with Workplace(tmp_path, tiny_model_dir) as workplace:
+        yield workplace
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Result:
+    """What the job of ``place`` gives when nothing happens to it."""
+    with Workplace(tmp_path_factory.mktemp("undisturbed"), tiny_model_dir) as workplace:
+        ended = workplace.start_job().ended()
+        assert ended.code == 0, ended.explained()
+        workplace.assert_nothing_left()
+        return workplace.result()
