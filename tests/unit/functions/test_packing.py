@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from functions import packed_attention
 from functions.hidden import enable_packing, predictors
 from functions.packing import Sequences, lay_out, plan
-from functions.training import packed_attention
 from tests.support.training import make_batch
 
 CPU = torch.device("cpu")
