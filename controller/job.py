@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from controller.collector import FinishedSample
 from controller.dataset import PromptOrder, Row
 from controller.dispatch import Dispatcher
-from controller.job_store import JobStore
+from controller.job_store import JobStore, Scores
 from controller.ledger import Ledger
 from controller.timeline import Timeline
 from controller.tokenizer import PromptTokenizer
@@ -35,6 +36,16 @@ class Event:
 
 
 Observer = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class StepSamples:
+    """A step's rollouts and rewards, for people to read. ``scores``, ``prompts``: by sample id."""
+
+    step: int
+    samples: Sequence[FinishedSample]
+    scores: Mapping[str, Scores]
+    prompts: Mapping[str, Prompt]
 
 
 @dataclass(frozen=True)
@@ -71,3 +82,5 @@ class Job(Surroundings):
     timeline: Timeline
     ledger: Ledger
     observe: Observer
+    keep_samples: Callable[[StepSamples], None] = lambda _: None
+    """Called in a thread, before the step is committed; again when a step is taken over."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from controller.dataset import PromptOrder, Row, load_rows
 from controller.dispatch import Dispatcher, RetryPolicy
-from controller.job import Data, Event, Job, Observer, Prompt
+from controller.job import Data, Event, Job, Observer, Prompt, StepSamples
 from controller.job_store import JobStore
 from controller.ledger import Ledger
 from controller.orchestrator import Orchestrator, Outcome
@@ -71,7 +71,8 @@ async def run_local(
             dispatcher=Dispatcher(platform, timeline, retries, RetryPolicy()),
             timeline=timeline,
             ledger=ledger,
-            observe=_recording(folder, spec, data, observe),
+            observe=_recording(folder, observe),
+            keep_samples=_keeping(folder, spec, data),
         )
         orchestrator = Orchestrator(job, folder.file("weights"))
         observe(Event("plan", "", {"total_steps": orchestrator.total_steps}))
@@ -116,14 +117,20 @@ def _prompts(
     ]
 
 
-def _recording(folder: RunFolder, spec: JobSpec, data: Data, observe: Observer) -> Observer:
-    """Write each finished step to the folder before telling the watcher."""
+def _recording(folder: RunFolder, observe: Observer) -> Observer:
+    """Write each finished step's metrics to the folder before telling the watcher."""
 
     def record(event: Event) -> None:
-        result = event.data.get("result")
-        if result is not None:
-            texts = data.decode([sample.tokens for sample in result.samples])
-            folder.add_step(result, spec, texts)
+        if event.kind == "step":
+            folder.add_metrics(event.data["metrics"])
         observe(event)
 
     return record
+
+
+def _keeping(folder: RunFolder, spec: JobSpec, data: Data) -> Callable[[StepSamples], None]:
+    def keep(done: StepSamples) -> None:
+        texts = data.decode([sample.tokens for sample in done.samples])
+        folder.write_samples(done, spec, texts)
+
+    return keep

@@ -68,7 +68,7 @@ class Orchestrator:
         state = decode_state(await job.journal.policy_state())
         await job.journal.note(status="running")
         for record in records:
-            job.observe(Event("step", f"step {record.step + 1}", {"metrics": record.metrics}))
+            job.observe(Event("restored", f"step {record.step + 1}", {"metrics": record.metrics}))
         await self._warm_up()
 
         before = await self._evaluation("eval_before", 0, notes, state)
@@ -90,7 +90,7 @@ class Orchestrator:
                     job, step, version, position, state, self._total_steps, step_end_s
                 )
                 step_end_s, version, state = result.end_s, result.record.version, result.state
-                position = result.plan.position
+                position = result.position
                 if following is not None:
                     await following
                 following = group.create_task(self._after_step(result), name=f"after-{step}")
@@ -138,7 +138,7 @@ class Orchestrator:
             Event(
                 "step",
                 f"step {result.record.step + 1} of {self._total_steps}",
-                {"metrics": result.record.metrics, "result": result},
+                {"metrics": result.record.metrics},
             )
         )
 

@@ -19,11 +19,11 @@ import itertools
 import json
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from controller.job import StepSamples
 from controller.job_store import StepRecord
-from controller.step import StepResult
 from rlhfless.errors import CapacityError, ConflictError, UserError
 from rlhfless.spec import JobSpec, reward_name
 from rlhfless.spec_file import dump_spec, load_spec
@@ -122,14 +122,17 @@ class RunFolder:
         lines = [json.dumps(record.metrics) for record in records]
         self.write("metrics.jsonl", "".join(line + "\n" for line in lines))
 
-    def add_step(self, result: StepResult, spec: JobSpec, texts: list[str]) -> None:
-        """Append a step's metrics and write its samples (``texts``: decoded responses)."""
+    def add_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Append a step's metrics."""
+        self._append("metrics.jsonl", json.dumps(metrics) + "\n")
+
+    def write_samples(self, done: StepSamples, spec: JobSpec, texts: list[str]) -> None:
+        """Write a step's samples (``texts``: decoded responses)."""
         names = [reward_name(reward) for reward in spec.rewards]
-        prompt_of = result.plan.prompt_of
         lines = []
-        for sample, text in zip(result.samples, texts, strict=True):
-            prompt = prompt_of[sample.id]
-            scores = result.scores[sample.id]
+        for sample, text in zip(done.samples, texts, strict=True):
+            prompt = done.prompts[sample.id]
+            scores = done.scores[sample.id]
             row: dict[str, Any] = {
                 "id": sample.id,
                 "prompt": prompt.row.prompt,
@@ -141,8 +144,7 @@ class RunFolder:
                 "version": sample.versions[0],
             }
             lines.append(json.dumps(row, ensure_ascii=False, default=str) + "\n")
-        self.write(f"samples/step-{result.record.step + 1:06d}.jsonl", "".join(lines))
-        self._append("metrics.jsonl", json.dumps(result.record.metrics) + "\n")
+        self.write(f"samples/step-{done.step + 1:06d}.jsonl", "".join(lines))
 
     def _append(self, name: str, text: str) -> None:
         path = self.file(name)

@@ -16,9 +16,9 @@ import msgspec
 from controller import planning
 from controller.collector import Collector, FinishedSample
 from controller.dataset import Position
-from controller.job import Event, Job
-from controller.job_store import Scores, StepRecord
-from controller.planning import PolicyState, StepPlan
+from controller.job import Event, Job, StepSamples
+from controller.job_store import StepRecord
+from controller.planning import PolicyState
 from controller.requests import train_request
 from controller.rollout import RolloutTask, run_rollout
 from controller.scoring import Scoring
@@ -33,9 +33,7 @@ class StepResult:
 
     end_s: float
     record: StepRecord
-    samples: list[FinishedSample]
-    scores: dict[str, Scores]
-    plan: StepPlan
+    position: Position
     state: PolicyState
 
 
@@ -86,14 +84,18 @@ async def run_step(
         await scoring.close()
     scored_s = loop.time()
 
-    # 5. One batch; advantages and the update happen where the policy is.
+    # 5. One batch; advantages and the update happen where the policy is. Meanwhile the samples are
+    # kept for people to read: the commit is the last that the journal knows of them.
     job.observe(Event("train", f"step {step + 1}"))
     finished = collector.done()
     batch = await write_step_batch(job, plan, finished, scoring)
     position_after = msgspec.to_builtins(plan.position)
-    trained = await job.dispatcher.call(
-        train_request(job, step, version, batch, position_after, total_steps), TrainDone
-    )
+    samples = StepSamples(step, finished, scoring.scores, plan.prompt_of)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.to_thread(job.keep_samples, samples), name="keep-samples")
+        trained = await job.dispatcher.call(
+            train_request(job, step, version, batch, position_after, total_steps), TrainDone
+        )
     end_s = loop.time()
 
     # 6. Journal.
@@ -123,4 +125,4 @@ async def run_step(
     )
     state = planning.learn(job.spec, plan, finished, stats, state)
     await job.journal.commit(record, planning.encode_state(state))
-    return StepResult(end_s, record, finished, scoring.scores, plan, state)
+    return StepResult(end_s, record, plan.position, state)

@@ -69,8 +69,8 @@ class Display:
     def observe(self, event: Event) -> None:
         if event.kind == "plan":
             self._total_steps = event.data["total_steps"]
-        elif event.kind == "step":
-            self._step(event.data["metrics"], restored="result" not in event.data)
+        elif event.kind in ("step", "restored"):
+            self._step(event.data["metrics"], restored=event.kind == "restored")
         elif event.kind == "evaluated":
             self.began = True
             self._evaluated(event)

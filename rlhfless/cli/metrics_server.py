@@ -32,7 +32,7 @@ class MetricsServer:
             ) from error
 
     def observe(self, event: Event) -> None:
-        if event.kind != "step":
+        if event.kind not in ("step", "restored"):
             return
         for name, value in event.data["metrics"].items():
             gauge = self._gauges.get(name)
