@@ -105,6 +105,7 @@ def _gone(pid: int) -> bool:
 def test_a_time_out_or_crash_ends_all_children(
     end: str, make: Callable[..., PythonScorer], tmp_path: Path
 ) -> None:
+    others = set(descendants(os.getpid()))  # of earlier tests, such as a resource tracker
     scorer = make(
         f"def f(completions):\n    spawn(completions[0])\n    {end}",
         timeout_s=2.0 if "sleep" in end else 60.0,
@@ -112,16 +113,17 @@ def test_a_time_out_or_crash_ends_all_children(
     with pytest.raises(UserError):
         scorer.score(_samples(str(tmp_path)), _never)
     assert all(map(_gone, _pids(tmp_path)))
-    assert descendants(os.getpid()) == []
+    assert set(descendants(os.getpid())) <= others
 
 
 def test_closing_ends_all_children(make: Callable[..., PythonScorer], tmp_path: Path) -> None:
+    others = set(descendants(os.getpid()))
     scorer = make("def f(completions):\n    spawn(completions[0])\n    return [1.0]")
     assert scorer.score(_samples(str(tmp_path)), _never) == [1.0]
     assert not any(map(_gone, _pids(tmp_path)))
     scorer.close()
     assert all(map(_gone, _pids(tmp_path)))
-    assert descendants(os.getpid()) == []
+    assert set(descendants(os.getpid())) <= others
 
 
 @pytest.mark.parametrize("during", ["call", "idle"])
