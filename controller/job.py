@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from controller.books import Books
 from controller.collector import FinishedSample
 from controller.dataset import PromptOrder, Row
 from controller.dispatch import Dispatcher
@@ -81,6 +82,7 @@ class Job(Surroundings):
     dispatcher: Dispatcher
     timeline: Timeline
     ledger: Ledger
+    books: Books
     observe: Observer
     keep_samples: Callable[[StepSamples], None] = lambda _: None
     """Called in a thread, before the step is committed; again when a step is taken over."""

@@ -80,8 +80,7 @@ class JobStore:
 
     async def note(self, **values: Any) -> None:
         """Keep JSON values with the job (status, evaluation results, usage)."""
-        encoded = {name: json.dumps(value) for name, value in values.items()}
-        await self._do(self._redis.hset(self._key("job"), mapping=cast(Any, encoded)))
+        await self._do(self._redis.hset(self._key("job"), mapping=cast(Any, _encoded(values))))
 
     async def notes(self) -> dict[str, Any]:
         raw = await self._do(self._redis.hgetall(self._key("job")))
@@ -117,12 +116,14 @@ class JobStore:
     async def add_reference(self, step: int, logprobs: Mapping[str, bytes]) -> None:
         await self._add(step, "reference", logprobs)
 
-    async def commit(self, record: StepRecord, policy_state: bytes) -> None:
-        """Fold the step's journal into its record. Repeating a commit is harmless; a commit out of
-        order raises ``InternalError``."""
-        await self._do(self._commit(record, policy_state))
+    async def commit(self, record: StepRecord, policy_state: bytes, **notes: Any) -> None:
+        """Fold the step's journal into its record, and keep ``notes`` as ``note`` does. Repeating
+        a commit is harmless; a commit out of order raises ``InternalError``."""
+        await self._do(self._commit(record, policy_state, notes))
 
-    async def _commit(self, record: StepRecord, policy_state: bytes) -> None:
+    async def _commit(
+        self, record: StepRecord, policy_state: bytes, notes: Mapping[str, Any]
+    ) -> None:
         counter = self._key("committed")
         async with self._redis.pipeline(transaction=True) as pipe:
             await pipe.watch(counter)
@@ -137,6 +138,8 @@ class JobStore:
             pipe.hset(self._key("steps"), str(record.step), msgspec.json.encode(record))
             pipe.set(self._key("policy_state"), policy_state)
             pipe.set(counter, committed + 1)
+            if notes:
+                pipe.hset(self._key("job"), mapping=cast(Any, _encoded(notes)))
             pipe.delete(*(self._step_key(record.step, part) for part in STEP_PARTS))
             try:
                 await pipe.execute()
@@ -179,3 +182,7 @@ class JobStore:
                     hint="free some disk space or memory, then continue with --resume",
                 ) from error
             raise TransientError(f"the job store cannot be reached: {text}") from error
+
+
+def _encoded(notes: Mapping[str, Any]) -> dict[str, str]:
+    return {name: json.dumps(value) for name, value in notes.items()}

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from controller.books import Books, keeping
 from controller.dataset import PromptOrder, Row, load_rows
 from controller.dispatch import Dispatcher, RetryPolicy
 from controller.job import Data, Event, Job, Observer, Prompt, StepSamples
@@ -47,6 +48,7 @@ async def run_local(
 ) -> tuple[Outcome, dict[str, Any]]:
     """Run the job in ``folder``, new or resumed; returns its outcome and summary."""
     job_id = folder.run_id
+    start_s = asyncio.get_running_loop().time()
     ledger = Ledger({d.function: d.price_usd_per_hour for d in deployments(spec)})
     async with (
         open_redis(folder.file("redis"), os.environ.get("REDIS_URL")) as redis,
@@ -71,15 +73,14 @@ async def run_local(
             dispatcher=Dispatcher(platform, timeline, retries, RetryPolicy()),
             timeline=timeline,
             ledger=ledger,
+            books=Books(ledger, await journal.notes(), start_s),
             observe=_recording(folder, observe),
             keep_samples=_keeping(folder, spec, data),
         )
         orchestrator = Orchestrator(job, folder.file("weights"))
         observe(Event("plan", "", {"total_steps": orchestrator.total_steps}))
-        try:
+        async with keeping(job.books, journal):
             outcome = await orchestrator.run()
-        finally:
-            await orchestrator.save_usage()
         records = await journal.records()
         summary = await asyncio.to_thread(write_summary, folder, outcome, records)
         await asyncio.to_thread(write_plot, folder, records)

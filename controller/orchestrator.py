@@ -49,9 +49,6 @@ class Orchestrator:
         self._total_steps = job.data.order.num_steps(
             job.spec.training.prompts_per_step, job.spec.training.steps, job.spec.training.epochs
         )
-        self._earlier: dict[FunctionName, Usage] = {}
-        self._earlier_wall_s = 0.0
-        self._start_s = 0.0
 
     @property
     def total_steps(self) -> int:
@@ -61,10 +58,8 @@ class Orchestrator:
         """Run, or go on with, the job. Errors pass through; the journal is intact after them."""
         job = self.job
         loop = asyncio.get_running_loop()
-        self._start_s = loop.time()
         records = await job.journal.records()
         notes = await job.journal.notes()
-        self._restore_usage(notes)
         state = decode_state(await job.journal.policy_state())
         await job.journal.note(status="running")
         for record in records:
@@ -110,11 +105,6 @@ class Orchestrator:
             "succeeded", "all steps done", self._total_steps, version, before, after
         )
 
-    async def save_usage(self) -> None:
-        """Keep what was spent so far with the job, so that a resumed run adds to it."""
-        usage = {f: [u.cold_s, u.busy_s, u.idle_s, u.usd] for f, u in self._usage().items()}
-        await self.job.journal.note(usage=usage, wall_s=self._wall_s())
-
     async def _warm_up(self) -> None:
         """Start cold functions side by side instead of one after the other at first use."""
         for function in self.job.spec.functions():
@@ -133,7 +123,6 @@ class Orchestrator:
             checkpoint=last_checkpoint(steps, training.checkpoint_every, self._total_steps),
             keep_versions=training.keep_versions,
         )
-        await self.save_usage()
         job.observe(
             Event(
                 "step",
@@ -168,7 +157,8 @@ class Orchestrator:
     def _over_budget(self) -> str | None:
         """Why the budget allows no further step, if it does not."""
         budget = self.job.spec.budget
-        used = sum(self._usage().values(), Usage())
+        now_s = asyncio.get_running_loop().time()
+        used = sum(self.job.books.usage(now_s).values(), Usage())
         if budget.max_function_seconds is not None and used.held_s >= budget.max_function_seconds:
             return (
                 f"{used.held_s:.0f} function-seconds held, "
@@ -200,22 +190,8 @@ class Orchestrator:
         before: Evaluation | None,
         after: Evaluation | None,
     ) -> Outcome:
-        return Outcome(status, reason, steps, version, before, after, self._usage(), self._wall_s())
-
-    def _usage(self) -> dict[FunctionName, Usage]:
-        now = self.job.ledger.usage(asyncio.get_running_loop().time())
-        functions = now.keys() | self._earlier.keys()
-        return {f: now.get(f, Usage()) + self._earlier.get(f, Usage()) for f in sorted(functions)}
-
-    def _wall_s(self) -> float:
-        return self._earlier_wall_s + asyncio.get_running_loop().time() - self._start_s
-
-    def _restore_usage(self, notes: dict[str, object]) -> None:
-        usage = notes.get("usage", {})
-        self._earlier = {
-            function: Usage(*values)
-            for function, values in msgspec.convert(
-                usage, dict[FunctionName, tuple[float, float, float, float | None]]
-            ).items()
-        }
-        self._earlier_wall_s = msgspec.convert(notes.get("wall_s", 0.0), float)
+        now_s = asyncio.get_running_loop().time()
+        books = self.job.books
+        return Outcome(
+            status, reason, steps, version, before, after, books.usage(now_s), books.wall_s(now_s)
+        )

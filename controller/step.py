@@ -124,5 +124,6 @@ async def run_step(
         plan={} if decision is None else planning.describe(decision),
     )
     state = planning.learn(job.spec, plan, finished, stats, state)
-    await job.journal.commit(record, planning.encode_state(state))
+    books = job.books.notes(loop.time())
+    await job.journal.commit(record, planning.encode_state(state), **books)
     return StepResult(end_s, record, plan.position, state)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import fakeredis
 import pytest
 
+from controller.books import Books
 from controller.dataset import PromptOrder, Row
 from controller.dispatch import Dispatcher, RetryPolicy
 from controller.job import Data, Event, Job, Prompt
@@ -70,6 +71,7 @@ class World:
             Prompt(f"p{i}", Row(f"prompt {i}", {}, f"row {i}"), (10 + i, 3)) for i in range(6)
         ]
         timeline = Timeline()
+        ledger = Ledger()
         return Job(
             id="job",
             spec=self.spec,
@@ -86,7 +88,8 @@ class World:
                 self.platform, timeline, random.Random(0), RetryPolicy(attempts=8)
             ),
             timeline=timeline,
-            ledger=Ledger(),
+            ledger=ledger,
+            books=Books(ledger, {}, asyncio.get_running_loop().time()),
             observe=self.events.append,
         )
 
@@ -264,7 +267,8 @@ def test_a_budget_stops_the_job_between_steps(tmp_path: Path, on_exceed: str) ->
 
     async def spend() -> Outcome:
         job = w.job()
-        await job.journal.note(usage={"training": [1.0, 5.0, 0.0, None]})
+        earlier = {"usage": {"training": {"cold_s": 1.0, "busy_s": 5.0}}}
+        job = replace(job, books=Books(job.ledger, earlier, 0.0))
         return await Orchestrator(job, "weights").run()
 
     if on_exceed == "fail":

@@ -1,0 +1,59 @@
+"""What a job has spent over all its runs: the ledger knows this one, the journal those before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from controller.job_store import JobStore
+from controller.ledger import Ledger, Usage
+from rlhfless.messages import FunctionName
+
+SAVE_EVERY_S = 2.0
+"""What a killed controller may leave unbooked, beside the commit of a step, which books all."""
+
+
+class Books:
+    """``notes`` are the journal's, as the run found them; ``start_s`` (loop seconds) its start."""
+
+    def __init__(self, ledger: Ledger, notes: Mapping[str, Any], start_s: float) -> None:
+        self._ledger = ledger
+        self._start_s = start_s
+        self._earlier = msgspec.convert(notes.get("usage", {}), dict[FunctionName, Usage])
+        self._earlier_wall_s = msgspec.convert(notes.get("wall_s", 0.0), float)
+
+    def usage(self, now_s: float) -> dict[FunctionName, Usage]:
+        """By function, running instances included."""
+        now = self._ledger.usage(now_s)
+        functions = now.keys() | self._earlier.keys()
+        return {f: now.get(f, Usage()) + self._earlier.get(f, Usage()) for f in sorted(functions)}
+
+    def wall_s(self, now_s: float) -> float:
+        return self._earlier_wall_s + now_s - self._start_s
+
+    def notes(self, now_s: float) -> dict[str, Any]:
+        """To be kept with the job, so that the next run goes on from them."""
+        return {"usage": msgspec.to_builtins(self.usage(now_s)), "wall_s": self.wall_s(now_s)}
+
+
+@asynccontextmanager
+async def keeping(books: Books, journal: JobStore) -> AsyncGenerator[None]:
+    """Saves the books to the journal every now and then, and at the end, however it comes."""
+    loop = asyncio.get_running_loop()
+
+    async def save() -> None:
+        while True:
+            await asyncio.sleep(SAVE_EVERY_S)
+            await journal.note(**books.notes(loop.time()))
+
+    async with asyncio.TaskGroup() as group:
+        saving = group.create_task(save(), name="save-books")
+        try:
+            yield
+        finally:
+            saving.cancel()
+            await journal.note(**books.notes(loop.time()))
