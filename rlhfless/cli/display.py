@@ -169,8 +169,15 @@ def print_summary(console: Console, folder: str, summary: dict[str, Any]) -> Non
             f"  model = AutoModelForCausalLM.from_pretrained({shown!r})\n"
             f"  tokenizer = AutoTokenizer.from_pretrained({shown!r})",
             highlight=False,
+            markup=False,
+            soft_wrap=True,  # to be copied
         )
-    console.print(f"\nEverything else is in {os.path.relpath(folder)}", highlight=False)
+    console.print(
+        f"\nEverything else is in {os.path.relpath(folder)}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _print_samples(console: Console, summary: dict[str, Any]) -> None:

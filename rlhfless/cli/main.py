@@ -80,7 +80,14 @@ def run(
         from rlhfless.cli.run import run_job
 
         raise typer.Exit(
-            run_job(spec, job_file=job, out=out, resume=resume, metrics_port=metrics_port)
+            run_job(
+                spec,
+                job_file=job,
+                overrides=overrides or (),
+                out=out,
+                resume=resume,
+                metrics_port=metrics_port,
+            )
         )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +28,15 @@ RUNS = "runs"
 
 
 def run_job(
-    spec: JobSpec, *, job_file: str, out: str | None, resume: bool, metrics_port: int | None
+    spec: JobSpec,
+    *,
+    job_file: str,
+    overrides: Sequence[str],
+    out: str | None,
+    resume: bool,
+    metrics_port: int | None,
 ) -> int:
-    """Run ``spec`` and return the exit code."""
+    """Run ``spec``, which ``job_file`` and ``overrides`` gave, and return the exit code."""
     from controller.run_folder import RunFolder, create_free, latest_folder
 
     metrics = None if metrics_port is None else MetricsServer(metrics_port)
@@ -41,17 +49,26 @@ def run_job(
     else:
         folder = create_free(RUNS, spec.name, spec)
     try:
-        return _run_in(folder, spec, job_file, metrics)
+        return _run_in(folder, spec, _resume_command(job_file, overrides, folder.path), metrics)
     finally:
         folder.close()
 
 
-def _run_in(folder: RunFolder, spec: JobSpec, job_file: str, metrics: MetricsServer | None) -> int:
+def _resume_command(job_file: str, overrides: Sequence[str], folder: str) -> str:
+    """What a person types to go on with a run: the same job, overrides and all."""
+    words = ["rlhfless", "run", job_file, "--out", os.path.relpath(folder), "--resume"]
+    return shlex.join(words + [word for override in overrides for word in ("--set", override)])
+
+
+def _run_in(folder: RunFolder, spec: JobSpec, again: str, metrics: MetricsServer | None) -> int:
     from controller.summary import write_failure
 
     console = Console()
-    shown = os.path.relpath(folder.path)
-    console.print(f"run folder: {shown}", highlight=False)
+
+    def say(text: str) -> None:  # as it is: a person may copy it
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    say(f"run folder: {os.path.relpath(folder.path)}")
     display = Display(console, spec)
 
     def observe(event: Event) -> None:
@@ -59,7 +76,6 @@ def _run_in(folder: RunFolder, spec: JobSpec, job_file: str, metrics: MetricsSer
         if metrics is not None:
             metrics.observe(event)
 
-    again = f"rlhfless run {job_file} --out {shown} --resume"
     try:
         with display:
             outcome, summary = asyncio.run(_until_sigterm(folder, spec, observe))
@@ -67,7 +83,7 @@ def _run_in(folder: RunFolder, spec: JobSpec, job_file: str, metrics: MetricsSer
         error = first_error(raised)
         if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
             write_failure(folder, "interrupted", {}, display.steps_done)
-            console.print(f"interrupted; continue with: {again}", highlight=False)
+            say(f"interrupted; continue with: {again}")
             return INTERRUPTED
         problem = error.to_problem() if isinstance(error, RlhflessError) else {"detail": str(error)}
         with suppress(RlhflessError):  # a full disk may be what ended it
@@ -77,7 +93,7 @@ def _run_in(folder: RunFolder, spec: JobSpec, job_file: str, metrics: MetricsSer
         raise
     print_summary(console, folder.path, summary)
     if outcome.status == "paused":
-        console.print(f"paused: {outcome.reason}\ncontinue with: {again}", highlight=False)
+        say(f"paused: {outcome.reason}\ncontinue with: {again}")
         return PAUSED
     return 0
 
