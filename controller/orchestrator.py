@@ -66,7 +66,7 @@ class Orchestrator:
             job.observe(Event("restored", f"step {record.step + 1}", {"metrics": record.metrics}))
         await self._warm_up()
 
-        before = await self._evaluation("eval_before", 0, notes, state)
+        before = await self._evaluation(0, notes, state)
         step_end_s = loop.time()
         position = Position()
         version = step = 0
@@ -90,12 +90,12 @@ class Orchestrator:
                     await following
                 following = group.create_task(self._after_step(result), name=f"after-{step}")
                 if self._wants_evaluation(step):
-                    await self._evaluation(f"eval_{step + 1}", step + 1, notes, state, version)
+                    await self._evaluation(step + 1, notes, state, version)
                     step_end_s = loop.time()
         if paused is not None:
             return await self._pause(paused, step, version, before)
 
-        after = await self._evaluation("eval_after", self._total_steps, notes, state, version)
+        after = await self._evaluation(self._total_steps, notes, state, version)
         job.observe(Event("export", self._export_folder))
         await job.dispatcher.call(
             export_request(job, self._total_steps, version, self._export_folder), ExportDone
@@ -132,11 +132,13 @@ class Orchestrator:
         )
 
     async def _evaluation(
-        self, name: str, step: int, notes: dict[str, object], state: PolicyState, version: int = 0
+        self, step: int, notes: dict[str, object], state: PolicyState, version: int = 0
     ) -> Evaluation | None:
-        """Evaluate once; an evaluation made before an interruption is taken from the journal."""
+        """Evaluate once after so many steps; an evaluation made before an interruption is taken
+        from the journal."""
         if self.job.spec.evaluation is None:
             return None
+        name = f"eval_{step}"
         if name in notes:
             found = msgspec.convert(notes[name], Evaluation)
         else:
