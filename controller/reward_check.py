@@ -14,7 +14,7 @@ from controller.dispatch import Dispatcher, RetryPolicy
 from controller.job import Prompt, Surroundings
 from controller.ledger import Ledger
 from controller.local_run import deployments, load_data
-from controller.platforms.local import LocalPlatform
+from controller.platforms.local import LocalOptions, LocalPlatform
 from controller.requests import reward_request, rollout_request
 from controller.timeline import Timeline
 from rlhfless.messages import Finished, RewardDone, Tokens
@@ -47,7 +47,11 @@ async def check_rewards(spec: JobSpec, num_rows: int, completion: str | None) ->
     wanted = ("reward",) if completion is not None else ("reward", "rollout")
     with tempfile.TemporaryDirectory(prefix="rlhfless-check-") as folder:
         async with LocalPlatform(
-            [d for d in deployments(spec) if d.function in wanted], ledger=Ledger(), folder=folder
+            [d for d in deployments(spec) if d.function in wanted],
+            ledger=Ledger(),
+            folder=folder,
+            # Without a model to run there is no torch to import, unless a reward does itself.
+            options=LocalOptions(zygote="rollout" in wanted),
         ) as platform:
             for function in wanted:
                 await platform.scale(function, 1)  # type: ignore[arg-type]
