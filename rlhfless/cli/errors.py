@@ -3,6 +3,7 @@ asked for."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import traceback
 from collections.abc import Iterator
@@ -40,12 +41,10 @@ def reporting(verbose: bool) -> Iterator[None]:
         yield
     except (typer.Exit, typer.Abort):
         raise
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        raise typer.Exit(INTERRUPTED) from None
     except BaseException as raised:  # the boundary of the program
         error = first_error(raised)
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
+            typer.echo("interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
         if verbose:
             traceback.print_exception(raised, file=sys.stderr)

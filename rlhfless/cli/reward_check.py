@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rlhfless.cli.loop import run_interruptible
 from rlhfless.spec import JobSpec, reward_name
 
 
@@ -18,7 +17,7 @@ def show_reward_check(spec: JobSpec, num_rows: int, completion: str | None) -> N
     console = Console()
     source = "the model's own responses" if completion is None else "the given response"
     with console.status(f"scoring {source} ..."):
-        check = asyncio.run(check_rewards(spec, num_rows, completion))
+        check = run_interruptible(check_rewards(spec, num_rows, completion))
     table = Table(box=None, pad_edge=False, header_style="bold")
     names = [reward_name(reward) for reward in spec.rewards]
     for name in ("prompt", "response", *names, "total"):

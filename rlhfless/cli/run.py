@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import signal
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from rlhfless.cli.display import Display, print_summary
 from rlhfless.cli.errors import INTERRUPTED, first_error
+from rlhfless.cli.loop import run_interruptible
 from rlhfless.cli.metrics_server import MetricsServer
 from rlhfless.errors import RlhflessError, UserError
 from rlhfless.spec import JobSpec
 
 if TYPE_CHECKING:
     from controller.job import Event
-    from controller.orchestrator import Outcome
     from controller.run_folder import RunFolder
 
 PAUSED = 6
@@ -61,6 +60,7 @@ def _resume_command(job_file: str, overrides: Sequence[str], folder: str) -> str
 
 
 def _run_in(folder: RunFolder, spec: JobSpec, again: str, metrics: MetricsServer | None) -> int:
+    from controller.local_run import run_local
     from controller.summary import write_failure
 
     console = Console()
@@ -78,7 +78,7 @@ def _run_in(folder: RunFolder, spec: JobSpec, again: str, metrics: MetricsServer
 
     try:
         with display:
-            outcome, summary = asyncio.run(_until_sigterm(folder, spec, observe))
+            outcome, summary = run_interruptible(run_local(folder, spec, observe))
     except BaseException as raised:  # how a run ended must be on record, whatever ended it
         error = first_error(raised)
         if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
@@ -90,21 +90,11 @@ def _run_in(folder: RunFolder, spec: JobSpec, again: str, metrics: MetricsServer
             write_failure(folder, "failed", problem, display.steps_done)
         if isinstance(error, UserError) and not display.began:
             folder.give_up()
+        elif not isinstance(error, UserError):
+            say(f"what was done is kept; continue with: {again}")
         raise
     print_summary(console, folder.path, summary)
     if outcome.status == "paused":
         say(f"paused: {outcome.reason}\ncontinue with: {again}")
         return PAUSED
     return 0
-
-
-async def _until_sigterm(
-    folder: RunFolder, spec: JobSpec, observe: Any
-) -> tuple[Outcome, dict[str, Any]]:
-    """SIGTERM ends a run like Ctrl-C does: functions are drained and stopped, the journal stays."""
-    from controller.local_run import run_local
-
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await run_local(folder, spec, observe)
