@@ -19,7 +19,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[functions,data,plot,dev]"
 	@touch $@
 
-demo: install ## Run the quick start: a small policy learns, in about a minute
+demo: install ## Run the quick start: a small policy learns, in seconds
 	$(BIN)/rlhfless run examples/quickstart.yaml
 
 test: install ## Run all tests

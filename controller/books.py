@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,10 +13,14 @@ import msgspec
 
 from controller.job_store import JobStore
 from controller.ledger import Ledger, Usage
+from rlhfless.errors import RlhflessError, TransientError
 from rlhfless.messages import FunctionName
 
 SAVE_EVERY_S = 2.0
 """What a killed controller may leave unbooked, beside the commit of a step, which books all."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class Books:
@@ -48,12 +54,19 @@ async def keeping(books: Books, journal: JobStore) -> AsyncGenerator[None]:
     async def save() -> None:
         while True:
             await asyncio.sleep(SAVE_EVERY_S)
-            await journal.note(**books.notes(loop.time()))
+            try:
+                await journal.note(**books.notes(loop.time()))
+            except TransientError as error:
+                _log.warning("the books wait for the next time: %s", error.detail)
 
     async with asyncio.TaskGroup() as group:
         saving = group.create_task(save(), name="save-books")
         try:
             yield
-        finally:
+        except BaseException:
             saving.cancel()
-            await journal.note(**books.notes(loop.time()))
+            with contextlib.suppress(RlhflessError):  # what went wrong before matters more
+                await journal.note(**books.notes(loop.time()))
+            raise
+        saving.cancel()
+        await journal.note(**books.notes(loop.time()))

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from controller.platforms.base import Platform
 from controller.timeline import Timeline
-from rlhfless.errors import InternalError, RlhflessError, is_retryable
+from rlhfless.errors import CapacityError, InternalError, RlhflessError, is_retryable
 from rlhfless.messages import ROUTES, AnyFrame, Frame, FunctionName, Heartbeat, Request
 
 F = TypeVar("F", bound=Frame)
@@ -87,7 +87,8 @@ class Dispatcher:
             raise error
         if failures >= self.retry.attempts:
             function, _ = ROUTES[type(request)]
-            raise InternalError(
+            family = CapacityError if isinstance(error, CapacityError) else InternalError
+            raise family(
                 f"the {function} function failed {failures} times in a row: {error.detail}",
                 hint=error.hint or "see the function's log in the run's logs/ folder",
             ) from error

@@ -8,27 +8,27 @@ only serve repeats of calls of the open step.
 from __future__ import annotations
 
 from rlhfless.objects import ObjectStore
-from rlhfless.versions import collect
+from rlhfless.versions import collect, last_checkpoint
 
 
 def batch_name(job: str, step: int) -> str:
     return f"batches/{job}/step-{step:06d}.safetensors"
 
 
-def collect_step(
-    store: ObjectStore, job: str, *, step: int, checkpoint: int, keep_versions: int
-) -> None:
-    """Clean up after ``step`` was committed; ``checkpoint`` is the newest version with a saved
-    training state (0: none). Repeating it is harmless. Blocks."""
+def collect_step(store: ObjectStore, job: str, *, step: int, keep_versions: int) -> None:
+    """Clean up after ``step`` was committed. Repeating it is harmless. Blocks."""
     collect(store, job, keep_last=keep_versions)
-    for name in store.list(f"results/{job}/step-{step:06d}"):
-        store.delete(name)
+    for name in store.list(f"results/{job}"):
+        if name < f"results/{job}/step-{step + 1:06d}":
+            store.delete(name)
+    saved = last_checkpoint(store, job)
     for name in store.list(f"batches/{job}"):
         # Step s made version s + 1; the checkpoint holds what steps before it did.
-        if name < batch_name(job, checkpoint):
+        if saved is not None and name < batch_name(job, saved.version):
             store.delete(name)
 
 
-def last_checkpoint(steps: int, every: int, total_steps: int) -> int:
-    """The newest checkpointed version after ``steps`` steps: each ``every``-th, and the last."""
-    return steps if steps == total_steps else steps - steps % every
+def is_checkpoint(steps: int, every: int, total_steps: int) -> bool:
+    """Whether the version after ``steps`` steps is saved with its training state: each
+    ``every``-th, and the last."""
+    return steps == total_steps or steps % every == 0

@@ -10,7 +10,6 @@ step is never booked twice however often its controller dies.
     committed      string  number of committed steps
     step:{n}:*     hashes  the open step's journal: samples, scores, reference
     policy_state   string  what the policies have learned (lengths, costs), as of the last commit
-    events         stream  what happened, for people and pages
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any, cast
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import RedisError, WatchError
+from redis.exceptions import OutOfMemoryError, RedisError, WatchError
 
 from controller.collector import FinishedSample
 from rlhfless.errors import CapacityError, ConflictError, InternalError, TransientError
@@ -144,20 +143,15 @@ class JobStore:
             try:
                 await pipe.execute()
             except WatchError:
+                # Also what a connection lost at this moment looks like.
+                if int(await self._redis.get(counter) or 0) == committed:
+                    raise TransientError("the connection to the job store was lost") from None
                 raise InternalError(
                     f"another controller committed step {record.step} of job {self.job} just now"
                 ) from None
 
     async def policy_state(self) -> bytes | None:
         return cast("bytes | None", await self._do(self._redis.get(self._key("policy_state"))))
-
-    async def event(self, kind: str, message: str, **data: Any) -> None:
-        fields = {"kind": kind, "message": message, "data": json.dumps(data)}
-        await self._do(
-            self._redis.xadd(
-                self._key("events"), cast(Any, fields), maxlen=10_000, approximate=True
-            )
-        )
 
     def _key(self, name: str) -> str:
         return self._prefix + name
@@ -175,8 +169,9 @@ class JobStore:
         try:
             return await command
         except RedisError as error:
-            text = str(error)
-            if text.startswith(("MISCONF", "OOM")):
+            # In a pipeline the text begins with the command, record and all.
+            text = str(error).rpartition("caused error: ")[2]
+            if isinstance(error, OutOfMemoryError) or "MISCONF" in text or "OOM" in text:
                 raise CapacityError(
                     f"the job store cannot persist: {text}",
                     hint="free some disk space or memory, then continue with --resume",

@@ -82,8 +82,8 @@ async def run_local(
         async with keeping(job.books, journal):
             outcome = await orchestrator.run()
         records = await journal.records()
-        summary = await asyncio.to_thread(write_summary, folder, outcome, records)
         await asyncio.to_thread(write_plot, folder, records)
+        summary = await asyncio.to_thread(write_summary, folder, outcome, records)
     return outcome, summary
 
 

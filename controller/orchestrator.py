@@ -7,6 +7,7 @@ keeps nothing that is not also in the journal, so ``run`` can be called again af
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,12 +15,12 @@ import msgspec
 
 from controller.dataset import Position
 from controller.evaluation import Evaluation, evaluate
-from controller.garbage import collect_step, last_checkpoint
+from controller.garbage import collect_step
 from controller.job import Event, Job
 from controller.ledger import Usage
 from controller.planning import PolicyState, decode_state
 from controller.requests import export_request
-from controller.step import StepResult, run_step
+from controller.step import run_step
 from rlhfless.errors import UserError
 from rlhfless.messages import ExportDone, FunctionName
 
@@ -28,7 +29,8 @@ Status = Literal["succeeded", "paused"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. ``usage`` and ``wall_s`` include earlier runs of a resumed job."""
+    """How a run ended. ``accuracy``: steps done -> held-out accuracy then. ``usage`` and ``wall_s``
+    include earlier runs of a resumed job."""
 
     status: Status
     reason: str
@@ -36,6 +38,7 @@ class Outcome:
     version: int
     before: Evaluation | None
     after: Evaluation | None
+    accuracy: dict[int, float]
     usage: dict[FunctionName, Usage]
     wall_s: float
 
@@ -46,6 +49,7 @@ class Orchestrator:
     def __init__(self, job: Job, export_folder: str) -> None:
         self.job = job
         self._export_folder = export_folder
+        self._accuracy: dict[int, float] = {}
         self._total_steps = job.data.order.num_steps(
             job.spec.training.prompts_per_step, job.spec.training.steps, job.spec.training.epochs
         )
@@ -60,10 +64,19 @@ class Orchestrator:
         loop = asyncio.get_running_loop()
         records = await job.journal.records()
         notes = await job.journal.notes()
+        if len(records) > self._total_steps:
+            raise UserError(
+                f"{len(records)} steps are done already, more than {self._total_steps}",
+                param="training.steps",
+            )
+        await self._same_data(notes)
         state = decode_state(await job.journal.policy_state())
         await job.journal.note(status="running")
         for record in records:
             job.observe(Event("restored", f"step {record.step + 1}", {"metrics": record.metrics}))
+        if records and (reason := self._over_budget()) is not None:
+            last = records[-1]
+            return await self._pause(reason, last.step + 1, last.version, None)
         await self._warm_up()
 
         before = await self._evaluation(0, notes, state)
@@ -74,24 +87,25 @@ class Orchestrator:
         if records:
             position = msgspec.convert(records[-1].position, Position)
             version = records[-1].version
-        # What follows a step (files, garbage, books) runs beside the next step's rollout.
+        # Garbage is collected beside the next step's rollout.
         async with asyncio.TaskGroup() as group:
             following: asyncio.Task[None] | None = None
             for step in range(len(records), self._total_steps):
                 if (reason := self._over_budget()) is not None:
                     paused = reason
                     break
+                if self._wants_evaluation(step):
+                    await self._evaluation(step, notes, state, version)
+                    step_end_s = loop.time()
                 result = await run_step(
                     job, step, version, position, state, self._total_steps, step_end_s
                 )
                 step_end_s, version, state = result.end_s, result.record.version, result.state
                 position = result.position
+                job.observe(Event("step", f"step {step + 1}", {"metrics": result.record.metrics}))
                 if following is not None:
                     await following
-                following = group.create_task(self._after_step(result), name=f"after-{step}")
-                if self._wants_evaluation(step):
-                    await self._evaluation(step + 1, notes, state, version)
-                    step_end_s = loop.time()
+                following = group.create_task(self._collect(step), name=f"collect-{step}")
         if paused is not None:
             return await self._pause(paused, step, version, before)
 
@@ -111,25 +125,24 @@ class Orchestrator:
             count = self.job.spec.function(function).max_instances if function == "rollout" else 1
             await self.job.dispatcher.platform.scale(function, count)
 
-    async def _after_step(self, result: StepResult) -> None:
+    async def _collect(self, step: int) -> None:
         job = self.job
-        training = job.spec.training
-        steps = result.record.step + 1
-        await asyncio.to_thread(
-            collect_step,
-            job.objects,
-            job.id,
-            step=result.record.step,
-            checkpoint=last_checkpoint(steps, training.checkpoint_every, self._total_steps),
-            keep_versions=training.keep_versions,
-        )
-        job.observe(
-            Event(
-                "step",
-                f"step {result.record.step + 1} of {self._total_steps}",
-                {"metrics": result.record.metrics},
+        keep = job.spec.training.keep_versions
+        await asyncio.to_thread(collect_step, job.objects, job.id, step=step, keep_versions=keep)
+
+    async def _same_data(self, notes: dict[str, object]) -> None:
+        """Refuse to go on with other prompts than the job began with."""
+        digest = hashlib.blake2b(digest_size=16)
+        for prompt in self.job.data.prompts:
+            digest.update(repr(prompt.tokens).encode())
+        data = digest.hexdigest()
+        if notes.setdefault("data", data) != data:
+            raise UserError(
+                "the dataset has changed since the job began",
+                param="dataset.path",
+                hint="put the data back as they were, or start a new run",
             )
-        )
+        await self.job.journal.note(data=data)
 
     async def _evaluation(
         self, step: int, notes: dict[str, object], state: PolicyState, version: int = 0
@@ -144,17 +157,14 @@ class Orchestrator:
         else:
             found = await evaluate(self.job, step, version, state)
             await self.job.journal.note(**{name: msgspec.to_builtins(found)})
+        self._accuracy[step] = found.accuracy
         self.job.observe(Event("evaluated", name, {"step": step, "evaluation": found}))
         return found
 
-    def _wants_evaluation(self, step: int) -> bool:
+    def _wants_evaluation(self, steps: int) -> bool:
+        """Whether to evaluate after so many steps, in the middle of the job."""
         spec = self.job.spec.evaluation
-        return (
-            spec is not None
-            and spec.every > 0
-            and (step + 1) % spec.every == 0
-            and step + 1 < self._total_steps
-        )
+        return spec is not None and spec.every > 0 and steps > 0 and steps % spec.every == 0
 
     def _over_budget(self) -> str | None:
         """Why the budget allows no further step, if it does not."""
@@ -195,5 +205,13 @@ class Orchestrator:
         now_s = asyncio.get_running_loop().time()
         books = self.job.books
         return Outcome(
-            status, reason, steps, version, before, after, books.usage(now_s), books.wall_s(now_s)
+            status,
+            reason,
+            steps,
+            version,
+            before,
+            after,
+            self._accuracy,
+            books.usage(now_s),
+            books.wall_s(now_s),
         )

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from controller.collector import Collector, FinishedSample
-from controller.garbage import last_checkpoint
+from controller.garbage import is_checkpoint
 from controller.job import Prompt, Surroundings
 from rlhfless.messages import (
     Algorithm,
@@ -87,7 +87,7 @@ def reward_request(
     rows = [prompt.row for prompt in prompts]
     columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
     return RewardRequest(
-        call=call_info(job, step, "reward", _shard([s.id for s in samples])),
+        call=call_info(job, step, "reward", _shard(samples)),
         functions=reward_functions(job.spec),
         sample_ids=[sample.id for sample in samples],
         prompts=[row.prompt for row in rows],
@@ -125,7 +125,7 @@ def reference_request(
 ) -> LogprobsRequest:
     """Log-probs of ``samples`` under the initial model."""
     return LogprobsRequest(
-        call=call_info(job, step, "reference", _shard([s.id for s in samples])),
+        call=call_info(job, step, "reference", _shard(samples)),
         model=model_ref(job, 0),
         prompts=[list(prompt.tokens) for prompt in prompts],
         responses=[sample.tokens for sample in samples],
@@ -143,7 +143,6 @@ def train_request(
     total_steps: int,
 ) -> TrainRequest:
     """Turn ``version`` into the next one with ``batch``."""
-    checkpoint = last_checkpoint(step + 1, job.spec.training.checkpoint_every, total_steps)
     return TrainRequest(
         call=call_info(job, step, "training", "train"),
         model=model_ref(job, version),
@@ -153,14 +152,14 @@ def train_request(
         seed=derive(job.spec.seed, "train", step),
         temperature=job.spec.rollout.temperature,
         max_tokens=job.spec.rollout.max_tokens,
-        checkpoint=checkpoint == step + 1,
+        checkpoint=is_checkpoint(step + 1, job.spec.training.checkpoint_every, total_steps),
         data_position=position,
     )
 
 
 def export_request(job: Surroundings, step: int, version: int, folder: str) -> ExportRequest:
     return ExportRequest(
-        call=call_info(job, step, "training", f"export-{version}-{_shard([folder])}"),
+        call=call_info(job, step, "training", f"export-{version}"),
         model=model_ref(job, version),
         folder=folder,
         chat_template=job.spec.model.chat_template,
@@ -216,6 +215,9 @@ def optimization(spec: JobSpec, total_steps: int) -> Optimization:
     )
 
 
-def _shard(ids: Sequence[str]) -> str:
-    """A name that follows from the samples of a call."""
-    return hashlib.blake2b("\n".join(ids).encode(), digest_size=8).hexdigest()
+def _shard(samples: Sequence[FinishedSample]) -> str:
+    """A name that follows from the samples of a call and what they say."""
+    digest = hashlib.blake2b(digest_size=8)
+    for sample in samples:
+        digest.update(f"{sample.id}\n{sample.tokens}\n".encode())
+    return digest.hexdigest()

@@ -114,8 +114,8 @@ class _Actor:
             self._new_tokens = 0
             error: RlhflessError | None = None
             try:
-                done = await self._stream(request, left, on_finished)
-                if done.unfinished and not self._new_tokens:
+                await self._stream(request, left, on_finished)
+                if not self._new_tokens and self._collector.remaining(left):
                     error = TransientError(
                         "a rollout call ended without a single token",
                         hint="raise rollout.call_timeout_s if the model is slow to load or prefill",

@@ -48,6 +48,8 @@ class RunFolder:
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
         self._lock: int | None = None
+        self.fresh = False
+        """Whether this very run made the folder (``create``) rather than found it."""
 
     def create(self, spec: JobSpec) -> None:
         """Take a fresh folder. Raises ``ConflictError`` if a run lies there already."""
@@ -62,6 +64,7 @@ class RunFolder:
                 f"{self.path} holds a run already",
                 hint="continue it with --resume, or name another folder with --out",
             )
+        self.fresh = True
         # Unique, so that runs of one name in different folders can share a Redis.
         self.write("id", f"{os.path.basename(self.path)}-{uuid.uuid4().hex[:8]}")
         self.write("job.yaml", dump_spec(spec))
@@ -187,10 +190,17 @@ def create_free(root: str, name: str, spec: JobSpec) -> RunFolder:
 
 def latest_folder(root: str, name: str) -> str:
     """The newest of the folders ``create_free`` has made; the first if there is none."""
-    number = 2
-    while os.path.exists(os.path.join(root, f"{name}-{number}", "job.yaml")):
-        number += 1
-    return os.path.join(root, name if number == 2 else f"{name}-{number - 1}")
+    newest, path = 1, os.path.join(root, name)
+    for entry in os.listdir(root) if os.path.isdir(root) else ():
+        base, _, number = entry.rpartition("-")
+        if (
+            base == name
+            and number.isdigit()
+            and int(number) > newest
+            and os.path.exists(os.path.join(root, entry, "job.yaml"))
+        ):
+            newest, path = int(number), os.path.join(root, entry)
+    return path
 
 
 def changed_fields(old: JobSpec, new: JobSpec) -> list[str]:

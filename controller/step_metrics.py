@@ -9,7 +9,7 @@ from controller.collector import FinishedSample
 from controller.job_store import Scores
 from controller.ledger import Usage
 from controller.rollout import RolloutStats
-from rlhfless.messages import TrainDone
+from rlhfless.messages import TrainDone, finite
 from rlhfless.spec import JobSpec, reward_name
 
 
@@ -82,4 +82,4 @@ def step_metrics(spec: JobSpec, facts: StepFacts) -> dict[str, float]:
         "weights/pulled_bytes": stats.weights_bytes,
         "tokens_per_s": sum(lengths) / times.step_s if times.step_s > 0 else 0.0,
     }
-    return metrics
+    return finite(metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from controller.job_store import StepRecord
 from controller.ledger import Usage
 from controller.orchestrator import Outcome
 from controller.run_folder import RunFolder
+from rlhfless.errors import CapacityError
 
 
 def write_summary(
@@ -26,6 +28,7 @@ def write_summary(
         "steps": outcome.steps,
         "eval_before": None if outcome.before is None else outcome.before.accuracy,
         "eval_after": None if outcome.after is None else outcome.after.accuracy,
+        "evaluations": {str(step): value for step, value in sorted(outcome.accuracy.items())},
         "wall_s": outcome.wall_s,
         "function_seconds": {name: usage.held_s for name, usage in outcome.usage.items()},
         "usage": {name: _seconds(usage) for name, usage in outcome.usage.items()},
@@ -40,9 +43,28 @@ def write_summary(
     return summary
 
 
-def write_failure(folder: RunFolder, status: str, problem: dict[str, Any], steps: int) -> None:
-    """``summary.json`` of a run that did not end by itself: ``status`` failed or interrupted."""
-    summary = {"status": status, "steps": steps, "error": problem}
+def write_failure(
+    folder: RunFolder, status: str, problem: dict[str, Any], steps: int, eval_before: float | None
+) -> None:
+    """``summary.json`` of a run that did not end by itself (``status`` failed or interrupted): the
+    same names, null where the end was not reached. The summary of a success stays."""
+    path = folder.file("summary.json")
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            if json.load(file).get("status") == "succeeded":
+                return
+    summary = {
+        "status": status,
+        "reason": problem.get("detail", status),
+        "steps": steps,
+        "eval_before": eval_before,
+        "eval_after": None,
+        "wall_s": None,
+        "function_seconds": None,
+        "cost_usd": None,
+        "weights": None,
+        "error": problem,
+    }
     folder.write("summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -75,7 +97,13 @@ def write_plot(folder: RunFolder, records: Sequence[StepRecord]) -> str | None:
     length.grid(alpha=0.3)
     length.legend(frameon=False)
     path = folder.file("progress.png")
-    figure.savefig(path, dpi=120)
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise CapacityError(
+            f"cannot write {path}: {error.strerror}",
+            hint="make room there, then continue with --resume",
+        ) from error
     return path
 
 

@@ -7,15 +7,16 @@ a repeat tries again.
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
 from functions.context import CallContext, Handler
-from rlhfless.errors import UserError
+from rlhfless.errors import TransientError, UserError
 from rlhfless.frames import FrameReader, encode_frame
-from rlhfless.messages import TERMINAL, CallInfo, Frame, Problem
+from rlhfless.messages import TERMINAL, AnyFrame, CallInfo, Frame, Problem
 from rlhfless.objects import ObjectStore
 
 open_store = lru_cache(maxsize=64)(ObjectStore)
@@ -63,11 +64,12 @@ def stored_first(handler: Handler) -> Handler:
 
     def handle(request: Any, context: CallContext) -> Iterator[Frame]:
         name = result_name(request.call)
-        try:
-            yield from FrameReader().feed(context.store.get(name))
+        stored: list[AnyFrame] = []
+        with contextlib.suppress(FileNotFoundError, TransientError):  # none, or a torn one
+            stored = list(FrameReader().feed(context.store.get(name)))
+        if stored:
+            yield stored[0]
             return
-        except FileNotFoundError:
-            pass
         for frame in handler(request, context):
             if not isinstance(frame, TERMINAL):
                 continue

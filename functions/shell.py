@@ -84,7 +84,9 @@ class Shell:
             return self._answer(
                 execution.chunks(self.heartbeat_s), lambda: self._end_stream(execution)
             )
-        recent = self._recent.get(request.call)
+        # An export has its effect outside the store, where it may be undone: it is made again.
+        repeatable = isinstance(request, messages.ExportRequest)
+        recent = None if repeatable else self._recent.get(request.call)
         if recent is not None:
             return self._answer(_one(recent), lambda: None)
         key = (request.call.store, result_name(request.call))
@@ -135,7 +137,8 @@ class Shell:
         execution.abandon()
 
     def _share(self, key: tuple[str, str], handler: Handler, request: messages.Request) -> _Shared:
-        execution = self._start(stored_first(handler), request)
+        keeps = not isinstance(request, messages.ExportRequest)
+        execution = self._start(stored_first(handler) if keeps else handler, request)
         shared = _Shared(execution, asyncio.get_running_loop().create_future())
         self._shared[key] = shared
 
@@ -145,7 +148,7 @@ class Shell:
                 result = chunk
             if self._shared.get(key) is shared:
                 del self._shared[key]
-            if result and execution.outcome == "ok":
+            if result and keeps and execution.outcome == "ok":
                 self._recent.add(request.call, result)
             shared.result.set_result(result)
 

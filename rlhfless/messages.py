@@ -11,6 +11,7 @@ in the order of the tokens they belong to.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -340,6 +341,12 @@ class ExportRequest(Struct, frozen=True, kw_only=True):
 class ExportDone(Frame, frozen=True, kw_only=True):
     folder: str
     files: list[str]
+
+
+def finite(metrics: dict[str, float]) -> dict[str, float]:
+    """Metrics without those that are no number: JSON has no infinity, and a reader of a step's
+    record must not stumble over one."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 # --- frames any call may send ---------------------------------------------------------------

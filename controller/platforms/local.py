@@ -287,6 +287,9 @@ class LocalPlatform:
                 await asyncio.wait({process.exited})
         except RlhflessError as error:
             failure = error
+        except Exception as error:  # the task's boundary: who waits for it must be told
+            _log.exception("%s cannot be run", instance.id)
+            failure = InternalError(f"{instance.id} cannot be run: {type(error).__name__}: {error}")
         finally:
             del pool.instances[instance.id]
             self._ledger.stopped(instance.id, _now())

@@ -57,7 +57,10 @@ class PolicyMetrics:
             metrics["policy/grad_norm"] = mean([norm for _, norm in self._steps])
             metrics["policy/kl"] = kl / self._tokens
             metrics["policy/clip_fraction"] = clipped / self._tokens
-            metrics["policy/ratio_max"] = float(torch.stack(self._largest).max().exp())
+            # e^80 is the largest ratio told, so that the number stays one.
+            metrics["policy/ratio_max"] = float(
+                torch.stack(self._largest).max().clamp(max=80).exp()
+            )
         if self._entropy:
             total = float(torch.stack(self._entropy).sum())
             metrics["policy/entropy"] = total / self._entropy_tokens

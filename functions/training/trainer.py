@@ -24,7 +24,7 @@ from functions.training.update import Update
 from functions.weights.tensors import holds, publish
 from rlhfless.batches import read_batch
 from rlhfless.errors import TransientError, UserError
-from rlhfless.messages import Frame, Heartbeat, TrainDone, TrainRequest
+from rlhfless.messages import Frame, Heartbeat, TrainDone, TrainRequest, finite
 from rlhfless.objects import ObjectStore
 from rlhfless.versions import Manifest, committed, read_manifest
 
@@ -73,7 +73,7 @@ class Trainer:
         restored_at = time.perf_counter()
         batch = read_batch(store, request.batch)
         metrics = yield from _paced(Update(state.learner, request, batch).run(), context)
-        metrics |= state.metrics()
+        metrics = finite(metrics | state.metrics())
         trained_at = time.perf_counter()
 
         learner = state.learner

@@ -82,13 +82,14 @@ def _run_in(folder: RunFolder, spec: JobSpec, again: str, metrics: MetricsServer
     except BaseException as raised:  # how a run ended must be on record, whatever ended it
         error = first_error(raised)
         if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
-            write_failure(folder, "interrupted", {}, display.steps_done)
+            with suppress(RlhflessError):
+                write_failure(folder, "interrupted", {}, display.steps_done, display.eval_before)
             say(f"interrupted; continue with: {again}")
             return INTERRUPTED
         problem = error.to_problem() if isinstance(error, RlhflessError) else {"detail": str(error)}
         with suppress(RlhflessError):  # a full disk may be what ended it
-            write_failure(folder, "failed", problem, display.steps_done)
-        if isinstance(error, UserError) and not display.began:
+            write_failure(folder, "failed", problem, display.steps_done, display.eval_before)
+        if isinstance(error, UserError) and folder.fresh and not display.began:
             folder.give_up()
         elif not isinstance(error, UserError):
             say(f"what was done is kept; continue with: {again}")

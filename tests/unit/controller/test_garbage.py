@@ -1,17 +1,19 @@
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from controller.garbage import batch_name, collect_step, last_checkpoint
+from controller.garbage import batch_name, collect_step, is_checkpoint
 from rlhfless.objects import ObjectStore
+from rlhfless.versions import Manifest, manifest_name
 
 
 @pytest.mark.parametrize(
-    ("steps", "every", "total", "checkpoint"),
-    [(3, 5, 12, 0), (5, 5, 12, 5), (9, 5, 12, 5), (12, 5, 12, 12), (11, 5, 12, 10)],
+    ("steps", "every", "total", "expected"),
+    [(3, 5, 12, False), (5, 5, 12, True), (12, 5, 12, True), (11, 5, 12, False)],
 )
-def test_the_newest_checkpoint(steps: int, every: int, total: int, checkpoint: int) -> None:
-    assert last_checkpoint(steps, every, total) == checkpoint
+def test_which_versions_are_checkpoints(steps: int, every: int, total: int, expected: bool) -> None:
+    assert is_checkpoint(steps, every, total) is expected
 
 
 def test_what_replay_needs_stays(tmp_path: Path) -> None:
@@ -19,11 +21,22 @@ def test_what_replay_needs_stays(tmp_path: Path) -> None:
     for step in range(6):
         store.put(batch_name("job", step), b"batch")
         store.put(f"results/job/step-{step:06d}/reward/abc", b"result")
+        manifest = Manifest(
+            job="job",
+            version=step + 1,
+            parent=step,
+            call_id=f"train-{step}",
+            kind="full",
+            tensors={},
+            files={},
+            attachments={"optimizer": "file"} if step + 1 == 4 else {},
+        )
+        store.put(manifest_name("job", step + 1), msgspec.json.encode(manifest))
     store.put(batch_name("other", 0), b"batch")
-    collect_step(store, "job", step=5, checkpoint=4, keep_versions=2)
-    # Version 4 was made by step 3; after a loss steps 4 and 5 are replayed.
+    collect_step(store, "job", step=4, keep_versions=2)
+    # Version 4 was made by step 3; after a loss steps 4 and 5 are replayed, whatever the spec says
+    # of checkpoints now.
     assert store.list("batches") == sorted(
         [batch_name("job", 4), batch_name("job", 5), batch_name("other", 0)]
     )
-    assert not store.list("results/job/step-000005")
-    assert len(store.list("results/job")) == 5
+    assert store.list("results/job") == ["results/job/step-000005/reward/abc"]

@@ -7,6 +7,7 @@ with the same samples, one optimizer step a step, and nothing generated that was
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -288,3 +289,40 @@ def test_an_evaluation_uses_the_version_it_is_asked_for(tmp_path: Path) -> None:
     ]
     assert sorted({r.model.version for r in evaluations}) == [0, 1, 2, 3]
     assert {r.sampling.temperature for r in evaluations} == {0.0}
+
+
+def test_an_evaluation_lost_with_its_controller_is_made_up_for(tmp_path: Path) -> None:
+    w = world(tmp_path, make_spec(evaluation={"every": 1}))
+
+    async def lives() -> Outcome | None:
+        life = asyncio.create_task(w.live())
+        while not any(event.kind == "step" for event in w.events):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        life.cancel()  # after the commit, before the evaluation that follows it
+        await asyncio.wait([life])
+        return await w.live()
+
+    outcome = run(lives())
+    assert outcome is not None
+    assert sorted(outcome.accuracy) == [0, 1, 2, 3]
+
+
+def test_fewer_steps_than_are_done_are_refused(tmp_path: Path) -> None:
+    w = world(tmp_path)
+    run(w.live())
+    w.spec = make_spec(training={"steps": STEPS - 1})
+    with pytest.raises(UserError, match="3 steps are done already"):
+        run(w.live())
+
+
+def test_a_dataset_that_changed_is_refused(tmp_path: Path) -> None:
+    w = world(tmp_path)
+
+    async def lives() -> None:
+        await w.live(for_s=0.3)
+        job = w.job()
+        job.data.prompts[0] = dataclasses.replace(job.data.prompts[0], tokens=(9, 9))
+        await Orchestrator(job, "weights").run()
+
+    with pytest.raises(UserError, match="dataset has changed"):
+        run(lives())
