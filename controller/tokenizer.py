@@ -189,8 +189,11 @@ def _config(path: str, name: str) -> dict[str, Any]:
     )
     if found is None:
         return {}
-    with open(found, encoding="utf-8") as file:
-        values: dict[str, Any] = json.load(file)
+    try:
+        with open(found, encoding="utf-8") as file:
+            values: dict[str, Any] = json.load(file)
+    except ValueError as error:
+        raise UserError(f"{found} is not JSON: {error}", param="model.path") from error
     return values
 
 

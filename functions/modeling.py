@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as hf_logging
 
@@ -64,7 +65,7 @@ def load_base(ref: ModelRef, device: torch.device | str = "cpu") -> Any:
                 output_loading_info=True,
             )
         model = model.to(device)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise UserError(
             f"cannot load the model {ref.path}: {_first_line(error)}", param="model.path"
         ) from error

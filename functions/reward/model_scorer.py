@@ -11,6 +11,7 @@ import threading
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from functions.reward.process import CallCancelled, Cancelled
@@ -69,7 +70,7 @@ class ModelScorer:
             model, loading = AutoModelForSequenceClassification.from_pretrained(
                 path, dtype=dtype, output_loading_info=True
             )
-        except (ImportError, OSError, RuntimeError, ValueError) as error:
+        except (ImportError, OSError, RuntimeError, ValueError, SafetensorError) as error:
             first = str(error).strip().splitlines()[0]
             raise UserError(
                 f"reward {name!r}: cannot load the model {path}: {first}",

@@ -135,6 +135,15 @@ def test_a_missing_model_names_the_nearest_folder(tiny_model_dir: Path, tmp_path
         PromptTokenizer.load(ModelSpec(path=str(tmp_path / "smollm2")))
 
 
+def test_a_config_that_is_no_json_is_named(tiny_model_dir: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_model_dir / name, tmp_path)
+    (tmp_path / "config.json").write_text('{"eos_token_id": ')
+    with pytest.raises(UserError, match=r"config\.json is not JSON: ") as caught:
+        PromptTokenizer.load(ModelSpec(path=str(tmp_path)))
+    assert caught.value.param == "model.path"
+
+
 def test_a_generic_tokenizer_is_loaded_without_torch(tiny_model_dir: Path) -> None:
     program = (
         "import sys\n"

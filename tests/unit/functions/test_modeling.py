@@ -406,6 +406,14 @@ def test_checkpoint_without_weights(tiny_model_dir: Path, tmp_path: Path) -> Non
         load_base(ref(tmp_path))
 
 
+def test_torn_checkpoint(tiny_model_dir: Path, tmp_path: Path) -> None:
+    shutil.copy(tiny_model_dir / "config.json", tmp_path)
+    whole = (tiny_model_dir / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:1000])
+    with pytest.raises(UserError, match="cannot load the model .*: .*header"):
+        load_base(ref(tmp_path))
+
+
 def test_incomplete_checkpoint(tiny_model_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "deeper"
     shutil.copytree(tiny_model_dir, folder)
