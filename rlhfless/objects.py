@@ -83,13 +83,16 @@ class ObjectStore:
 
     def delete(self, name: str) -> None:
         """Remove an object; a missing one is fine (another collector was faster). On a directory
-        store a folder that becomes empty goes too."""
+        store folders that become empty go too."""
         path = self.path(name)
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(path)
         if self._local:
+            folder = os.path.dirname(path)
             with contextlib.suppress(OSError):  # not empty, or gone already
-                os.rmdir(os.path.dirname(path))
+                while folder != self._root:
+                    os.rmdir(folder)
+                    folder = os.path.dirname(folder)
 
     def _write(self, name: str, data: bytes, *, exclusive: bool) -> bool:
         path = self.path(name)
