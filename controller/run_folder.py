@@ -20,6 +20,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from controller.job import StepSamples
@@ -115,10 +116,9 @@ class RunFolder:
                 file.write(text)
             os.replace(path + ".tmp", path)
         except OSError as error:
-            raise CapacityError(
-                f"cannot write {path}: {error.strerror}",
-                hint="make room there, then continue with --resume",
-            ) from error
+            with suppress(OSError):
+                os.unlink(path + ".tmp")
+            raise _no_room(path, error) from error
 
     def rewrite_metrics(self, records: Iterable[StepRecord]) -> None:
         """Bring ``metrics.jsonl`` in line with the journal, which is the truth."""
@@ -155,10 +155,7 @@ class RunFolder:
             with open(path, "a", encoding="utf-8") as file:
                 file.write(text)
         except OSError as error:
-            raise CapacityError(
-                f"cannot write {path}: {error.strerror}",
-                hint="make room there, then continue with --resume",
-            ) from error
+            raise _no_room(path, error) from error
 
     def _take_lock(self) -> None:
         lock = os.open(self.file(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -201,6 +198,10 @@ def latest_folder(root: str, name: str) -> str:
         ):
             newest, path = int(number), os.path.join(root, entry)
     return path
+
+
+def _no_room(path: str, error: OSError) -> CapacityError:
+    return CapacityError(f"cannot write {path}: {error.strerror}", hint="make room there")
 
 
 def changed_fields(old: JobSpec, new: JobSpec) -> list[str]:

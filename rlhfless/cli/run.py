@@ -91,7 +91,7 @@ def _run_in(folder: RunFolder, spec: JobSpec, again: str, metrics: MetricsServer
             write_failure(folder, "failed", problem, display.steps_done, display.eval_before)
         if isinstance(error, UserError) and folder.fresh and not display.began:
             folder.give_up()
-        elif not isinstance(error, UserError):
+        else:
             say(f"what was done is kept; continue with: {again}")
         raise
     print_summary(console, folder.path, summary)

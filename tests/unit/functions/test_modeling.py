@@ -410,7 +410,7 @@ def test_torn_checkpoint(tiny_model_dir: Path, tmp_path: Path) -> None:
     shutil.copy(tiny_model_dir / "config.json", tmp_path)
     whole = (tiny_model_dir / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[:1000])
-    with pytest.raises(UserError, match="cannot load the model .*: .*header"):
+    with pytest.raises(UserError, match=r"cannot load the model .*: .*header"):
         load_base(ref(tmp_path))
 
 
