@@ -41,6 +41,7 @@ types: install ## Check types
 	$(BIN)/mypy
 
 bench: install ## Run every benchmark in its quick form
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	$(BIN)/python -m benchmarks.rollout --quick
 	$(BIN)/python -m benchmarks.grpo_step --quick
 

@@ -44,12 +44,13 @@ class Result:
         )
 
 
-def arguments(description: str) -> argparse.ArgumentParser:
+def arguments(description: str, *, threads: bool = True) -> argparse.ArgumentParser:
     """A parser with the flags every benchmark takes; add your own before ``parse_args``."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="under two minutes, fewer cases")
     parser.add_argument("--json", metavar="FILE", help="write the results here")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads of both sides")
+    if threads:
+        parser.add_argument("--threads", type=int, default=1, help="torch threads of both sides")
     return parser
 
 
