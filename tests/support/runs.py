@@ -189,6 +189,7 @@ class Workplace:
                     **kept,
                     "PYTHONPATH": str(ROOT),
                     "TMPDIR": str(self.tmp),
+                    "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),  # not ours to clean
                     "RLHFLESS_TEST_MARK": self.mark,
                     "RLHFLESS_TEST_GATES": str(self.gates),
                     "COLUMNS": "200",

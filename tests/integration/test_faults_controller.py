@@ -1,0 +1,128 @@
+"""The controller is killed or interrupted in each phase and resumed: the job ends as if nothing had
+happened, and nothing is left behind in between."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.runs import Result, Running, Workplace, assert_same, wait_for
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Where the job is held up when its controller is stopped; see ``tests/apps/gated.py``."""
+
+    name: str
+    call: str
+    after: str = "begin"
+
+
+PHASES = [
+    Stop("evaluation", "step-000000/rollout/eval-*", "Tokens"),
+    Stop("rollout", "step-000000/rollout/actor-*", "Finished"),
+    Stop("scoring", "step-000001/reference/*"),
+    Stop("training", "step-000001/training/train"),
+    Stop("export", "step-000003/training/export-*"),
+]
+POINTS_OF_NO_RETURN = [
+    Stop("trained", "step-000001/training/train", "result"),
+    Stop("answered", "step-000001/controller/commit"),
+    Stop("committed", "step-000001/controller/commit", "result"),
+    Stop("exported", "step-000003/training/export-*", "result"),
+]
+ALL_STOPS = [*PHASES[:-1], *POINTS_OF_NO_RETURN[:-1], PHASES[-1], POINTS_OF_NO_RETURN[-1]]
+
+
+class Samples:
+    """Remembers what was finished when a controller was stopped: none of it is generated again."""
+
+    def __init__(self, place: Workplace) -> None:
+        self._place = place
+        self._seen: list[tuple[int, str]] = []
+
+    def remember(self, step: int) -> set[str]:
+        finished = self._place.journaled(step)
+        calls = len(self._place.calls())
+        self._seen += [(calls, sample) for sample in finished]
+        return finished
+
+    def assert_generated_once(self) -> None:
+        calls = self._place.calls()
+        for begun, sample in self._seen:
+            again = [call["call"] for call in calls[begun:] if sample in call["held"]]
+            assert not again, f"{sample} was finished and generated again by {again}"
+
+
+def hold_up(place: Workplace, stop: Stop, running: Running, samples: Samples) -> None:
+    place.reached(stop.name, running)
+    if stop.name == "rollout":  # what the call has sent must have arrived, too
+        wait_for(lambda: place.journaled(0), "a finished sample")
+    for step in (0, 1):
+        samples.remember(step)
+
+
+def assert_adds_up(result: Result) -> None:
+    """Nothing that was spent is missing from the sums, and nothing is in them twice."""
+    summary, metrics = result.summary, result.metrics
+    held = sum(summary["function_seconds"].values())
+    assert held >= sum(m["functions/held_s"] for m in metrics)
+    assert summary["wall_s"] >= sum(m["time/step_s"] for m in metrics)
+    most = {"rollout": 2, "reward": 1, "reference": 1, "training": 1}
+    for function, usage in summary["usage"].items():
+        parts = usage["busy_s"] + usage["idle_s"] + usage["cold_s"]
+        assert usage["held_s"] == pytest.approx(parts)
+        assert 0 < usage["held_s"] <= most[function] * summary["wall_s"]
+
+
+def test_a_controller_killed_anywhere_is_resumed_where_it_was(
+    place: Workplace, undisturbed: Result
+) -> None:
+    samples = Samples(place)
+    for number, stop in enumerate(ALL_STOPS):
+        place.gate(stop.name, stop.call, after=stop.after)
+        running = place.start_job("run", *["--resume"] * (number > 0), gated=True)
+        hold_up(place, stop, running, samples)
+        running.signal(signal.SIGKILL)
+        assert running.ended().code == -signal.SIGKILL
+        place.assert_nothing_left()
+    ended = place.start_job("run", "--resume", gated=True).ended()
+    assert ended.code == 0, ended.explained()
+    assert_same(place.result(), undisturbed)
+    samples.assert_generated_once()
+    assert_adds_up(place.result())
+    place.assert_nothing_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_an_interrupted_run_says_how_to_go_on_and_does(
+    place: Workplace, undisturbed: Result, number: signal.Signals
+) -> None:
+    place.change_job(training={"steps": 99})  # the command line says otherwise
+    command = ["run", "job.yaml", "--out", "run", "--set", "training.steps=3"]
+    samples = Samples(place)
+    for stop in PHASES:
+        place.gate(stop.name, stop.call, after=stop.after)
+        running = place.start(*command, gated=True)
+        hold_up(place, stop, running, samples)
+        running.signal(number)
+        ended = running.ended()
+        assert ended.code == 130, ended.explained()
+        assert "Traceback" not in ended.err
+        assert place.result().summary["status"] == "interrupted"
+        place.assert_nothing_left()
+        found = re.search(r"^interrupted; continue with: rlhfless (.*)$", ended.out, re.MULTILINE)
+        assert found is not None, ended.explained()
+        command = shlex.split(found[1])
+    ended = place.start(*command, gated=True).ended()
+    assert ended.code == 0, ended.explained()
+    assert_same(place.result(), undisturbed)
+    samples.assert_generated_once()
+    assert_adds_up(place.result())
+    place.assert_nothing_left()
