@@ -3,8 +3,8 @@
 A problem is 2 to 10 items, each a letter and a digit; the letters run on in the alphabet. The
 answer repeats every item with its digit plus three, modulo ten.
 
-The number of items is geometric, so most answers are short and a few are
-five times longer: the long tail that makes rollouts of language models hard to schedule.
+The number of items is geometric, so most answers are short and a few are five times longer: the
+long tail that makes rollouts of language models hard to schedule.
 """
 
 from __future__ import annotations
