@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.runs import Result, Running, Workplace, assert_same, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 
 @dataclass(frozen=True)

@@ -112,16 +112,18 @@ def home_of(platform: LocalPlatform) -> str:
     return platform._started[0].path
 
 
-def marked(mark: str) -> dict[int, str]:
-    """Living processes with ``mark`` in their environment, with their command lines."""
+def marked(mark: str, words: str | None = None) -> dict[int, str]:
+    """Living processes with ``mark`` in their environment, or ``words`` in their command line, with
+    their command lines."""
     found: dict[int, str] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid() or not lives(int(name)):
             continue
         with contextlib.suppress(OSError):
             environment = Path(f"/proc/{name}/environ").read_bytes()
-            if mark.encode() in environment:
-                found[int(name)] = command_of(int(name))
+            command = command_of(int(name))
+            if mark.encode() in environment or (words is not None and words in command):
+                found[int(name)] = command
     return found
 
 

@@ -244,8 +244,11 @@ class Workplace:
     # --- what is there ------------------------------------------------------------------------
 
     def processes(self) -> dict[int, str]:
-        """Living processes of this workplace's commands, with their command lines."""
-        return marked(self.mark)
+        """Living processes of this workplace's commands, with their command lines.
+
+        By the mark, or by the folder in the command line: redis-server writes over its environment.
+        """
+        return marked(self.mark, f"{self.tmp}/")
 
     def instances(self, function: str) -> list[int]:
         """Process ids of a function's living instances, known by the log they write to."""
