@@ -3,6 +3,7 @@ happened, and nothing is left behind in between."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
@@ -31,13 +32,13 @@ PHASES = [
     Stop("training", "step-000001/training/train"),
     Stop("export", "step-000003/training/export-*"),
 ]
-POINTS_OF_NO_RETURN = [
+COMMITS = [
     Stop("trained", "step-000001/training/train", "result"),
     Stop("answered", "step-000001/controller/commit"),
     Stop("committed", "step-000001/controller/commit", "result"),
     Stop("exported", "step-000003/training/export-*", "result"),
 ]
-ALL_STOPS = [*PHASES[:-1], *POINTS_OF_NO_RETURN[:-1], PHASES[-1], POINTS_OF_NO_RETURN[-1]]
+"""Where a step, or the export, is done and not yet known to be, or known and not yet told."""
 
 
 class Samples:
@@ -81,11 +82,12 @@ def assert_adds_up(result: Result) -> None:
         assert 0 < usage["held_s"] <= most[function] * summary["wall_s"]
 
 
-def test_a_controller_killed_anywhere_is_resumed_where_it_was(
-    place: Workplace, undisturbed: Result
+@pytest.mark.parametrize("stops", [PHASES, COMMITS], ids=["phases", "commits"])
+def test_a_killed_controller_is_resumed_where_it_was(
+    place: Workplace, undisturbed: Result, stops: list[Stop]
 ) -> None:
     samples = Samples(place)
-    for number, stop in enumerate(ALL_STOPS):
+    for number, stop in enumerate(stops):
         place.gate(stop.name, stop.call, after=stop.after)
         running = place.start_job("run", *["--resume"] * (number > 0), gated=True)
         hold_up(place, stop, running, samples)
@@ -126,3 +128,24 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(
     samples.assert_generated_once()
     assert_adds_up(place.result())
     place.assert_nothing_left()
+
+
+def test_a_killed_job_store_ends_the_run_and_nothing_is_lost(
+    place: Workplace, undisturbed: Result
+) -> None:
+    samples = Samples(place)
+    place.gate("rollout", "step-000000/rollout/actor-*", after="Finished")
+    running = place.start_job("run", gated=True)
+    hold_up(place, Stop("rollout", ""), running, samples)
+    (server,) = (pid for pid, words in place.processes().items() if "redis-server" in words)
+    os.kill(server, signal.SIGKILL)
+    place.open("rollout")
+    ended = running.ended()
+    assert ended.code == 4, ended.explained()
+    assert "error: the job store cannot be reached" in ended.err
+    assert "continue with: rlhfless run job.yaml --out run --resume" in ended.out
+    place.assert_nothing_left()
+    ended = place.start_job("run", "--resume", gated=True).ended()
+    assert ended.code == 0, ended.explained()
+    assert_same(place.result(), undisturbed)
+    samples.assert_generated_once()

@@ -87,7 +87,7 @@ def test_the_samples_are_all_there(quickstart: tuple[Ended, Result]) -> None:
     _, result = quickstart
     for step, metrics in enumerate(result.metrics, 1):
         samples = result.samples(step)
-        assert len(samples) == 16 * 8
+        assert len(samples) == 32 * 8
         assert set(table("samples/step-000001.jsonl")) <= next(iter(samples.values())).keys()
         rewards = [s["reward"] for s in samples.values()]
         assert sum(rewards) / len(rewards) == pytest.approx(metrics["reward/mean"])
