@@ -33,6 +33,7 @@ from benchmarks import common, long_tail, models, paused_job
 from benchmarks.common import Result
 
 EXAMPLES = models.QUICKSTART.parent.parent
+QUICKSTART_PROMPTS = 32
 OVERHEAD_TARGET = 0.05
 """What orchestration may take of a step."""
 
@@ -66,8 +67,8 @@ def cases(quick: bool) -> Iterator[Case]:
     """Those whose models are here, the long tails first."""
     found = models.available()
     if "quickstart" in found:
-        steps = 10 if quick else 30
-        prompts = 16
+        steps = 8 if quick else 30
+        prompts = QUICKSTART_PROMPTS
         yield Case(
             "quickstart: GRPO step, long tail",
             _quickstart(long_tail.MODEL, steps, long_tail.MAX_TOKENS),
@@ -77,10 +78,11 @@ def cases(quick: bool) -> Iterator[Case]:
         )
     if "smollm2" in found:
         steps = 3 if quick else 6
+        prompts = 8 if quick else 16
         yield Case(
             "smollm2: GRPO step, long tail",
-            _smollm2(steps, group_size=2 if quick else 4, max_tokens=48 if quick else 96),
-            list(_sums_and_a_story(steps, 16)),
+            _smollm2(steps, prompts, group_size=2 if quick else 4, max_tokens=48 if quick else 96),
+            list(_sums_and_a_story(steps, prompts)),
             steps,
             warmup=1,
         )
@@ -97,7 +99,7 @@ def cases(quick: bool) -> Iterator[Case]:
         yield Case(
             "quickstart: GRPO step, even lengths",
             _quickstart(models.QUICKSTART, steps, 64),
-            list(long_tail.even_rows(steps, prompts, items=4)),
+            list(long_tail.even_rows(steps, QUICKSTART_PROMPTS, items=4)),
             steps,
             warmup=2,
         )
@@ -112,15 +114,15 @@ def _quickstart(model: Path, steps: int, max_tokens: int) -> dict[str, Any]:
         "rollout": {"max_tokens": max_tokens, "max_instances": 2},
         "training": {
             "steps": steps,
-            "prompts_per_step": 16,
-            "minibatches": 2,
+            "prompts_per_step": QUICKSTART_PROMPTS,
+            "minibatches": 4,
             "learning_rate": 2e-4,
             "schedule": "linear",
         },
     }
 
 
-def _smollm2(steps: int, group_size: int, max_tokens: int) -> dict[str, Any]:
+def _smollm2(steps: int, prompts: int, group_size: int, max_tokens: int) -> dict[str, Any]:
     return {
         "model": {"path": str(models.SMOLLM2)},
         "rewards": [{"python": f"{EXAMPLES}/smollm2/rewards.py:last_number_right"}],
@@ -128,7 +130,7 @@ def _smollm2(steps: int, group_size: int, max_tokens: int) -> dict[str, Any]:
         "rollout": {"max_tokens": max_tokens},
         "training": {
             "steps": steps,
-            "prompts_per_step": 16,
+            "prompts_per_step": prompts,
             "learning_rate": 5e-5,
             "trainable": "top_layers",
             "top_layers": 8,
