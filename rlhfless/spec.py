@@ -215,6 +215,9 @@ class TrainingSpec(FunctionSpec):
     gradient_checkpointing: bool = False
     checkpoint_every: Positive = 10
     """Steps between saved optimizer states. After a loss the steps since are replayed."""
+    overlap: bool = False
+    """Compute gradients of finished groups while the rollout's tail still runs; the step's result
+    is the same."""
     keep_versions: Positive = 2
     """Weight versions kept in the store beside those of checkpoints."""
 
@@ -223,6 +226,67 @@ class TrainingSpec(FunctionSpec):
         if (self.trainable == "top_layers") != (self.top_layers > 0):
             raise ValueError("top_layers must be > 0 exactly when trainable is top_layers")
         return self
+
+
+Assignment = Literal["random", "balanced", "sorted", "group_affine", "auto"]
+
+_STATIC: dict[str, Any] = {
+    "dedup_prefill": False,
+    "prefix_cache": False,
+    "predict_lengths": False,
+    "scale_actors": False,
+    "assignment": "random",
+    "early_release": False,
+    "migrate": False,
+    "stream_scoring": False,
+}
+_RLHFLESS: dict[str, Any] = {name: True for name in _STATIC} | {"assignment": "auto"}
+
+
+class SchedulingSpec(Section):
+    """How a rollout is planned and watched over: each technique has a switch.
+
+    ``static`` has them all off, as a serverful framework would run the job; ``rlhfless`` has them
+    all on; with ``custom`` they are what you set, on where you do not.
+    """
+
+    strategy: Literal["rlhfless", "static", "custom"] = "rlhfless"
+    dedup_prefill: bool = True
+    """Prefill a prompt once for its whole group; off: once for every sample."""
+    prefix_cache: bool = True
+    """Share keys and values of prompts between instances where loading beats computing."""
+    predict_lengths: bool = True
+    """Plan with predicted response lengths; off: every response may be as long as any other."""
+    scale_actors: bool = True
+    """Choose the number of actors by ``objective``; off: as many as ``rollout.max_instances``."""
+    assignment: Assignment = "auto"
+    """Who generates what. ``random``: equal shares; ``balanced``: equal predicted work;
+    ``sorted``: similar lengths together; ``group_affine``: a prompt's samples together; ``auto``:
+    whichever of the last three the cost model likes best."""
+    early_release: bool = True
+    """Let an instance go when nothing is left for it and keeping it would cost more."""
+    migrate: bool = True
+    """Move samples between actors while they stream, when the cost model says it pays."""
+    stream_scoring: bool = True
+    """Score samples as they finish; off: after the last."""
+    block_tokens: Positive = 16
+    """Shared prefixes are cut at multiples of so many tokens."""
+    kv_store_mb: Positive = 4096
+    """Bound on the stored keys and values of a job."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _switches(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        strategy = given.get("strategy", "rlhfless")
+        fixed = {"static": _STATIC, "rlhfless": _RLHFLESS}.get(strategy, {})
+        for name, value in fixed.items():
+            if given.get(name, value) != value:
+                raise ValueError(
+                    f"{name} is {value} under strategy {strategy}; to set it, use strategy: custom"
+                )
+        return given | fixed
 
 
 class ObjectiveSpec(Section):
@@ -256,6 +320,7 @@ class JobSpec(Section):
     """Resources of the reward function."""
     reference: ReferenceSpec = ReferenceSpec()
     training: TrainingSpec = TrainingSpec()
+    scheduling: SchedulingSpec = SchedulingSpec()
     objective: ObjectiveSpec = ObjectiveSpec()
     budget: BudgetSpec = BudgetSpec()
     metadata: dict[str, str] = {}
