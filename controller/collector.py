@@ -100,23 +100,16 @@ class Collector:
         """Response tokens held of a sample."""
         return len(self._responses[sample_id].tokens)
 
-    def tasks(self, ids: Sequence[str]) -> tuple[list[list[int]], list[SampleTask]]:
-        """The prompts (each once) and tasks of a call that generates or continues ``ids``."""
-        prompts: dict[tuple[int, ...], int] = {}
-        tasks = []
-        for sample_id in ids:
-            sample = self.samples[sample_id]
-            index = prompts.setdefault(sample.prompt, len(prompts))
-            tasks.append(
-                SampleTask(
-                    id=sample_id,
-                    prompt=index,
-                    seed=sample.seed,
-                    max_tokens=sample.max_tokens,
-                    tokens=list(self._responses[sample_id].tokens),
-                )
-            )
-        return [list(prompt) for prompt in prompts], tasks
+    def task(self, sample_id: str, prompt: int) -> SampleTask:
+        """What tells a call to generate, or continue, the sample; ``prompt``: its index there."""
+        sample = self.samples[sample_id]
+        return SampleTask(
+            id=sample_id,
+            prompt=prompt,
+            seed=sample.seed,
+            max_tokens=sample.max_tokens,
+            tokens=list(self._responses[sample_id].tokens),
+        )
 
     def response(self, sample_id: str) -> FinishedSample:
         response = self._responses[sample_id]

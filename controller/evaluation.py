@@ -11,7 +11,8 @@ from controller import planning
 from controller.collector import Collector, FinishedSample, Sample
 from controller.job import Event, Job
 from controller.planning import PolicyState
-from controller.rollout import RolloutTask, run_rollout
+from controller.requests import RolloutTask
+from controller.rollout import Rollout
 from controller.scoring import Scoring
 from rlhfless.seeds import derive
 
@@ -65,13 +66,8 @@ async def evaluate(job: Job, step: int, version: int, state: PolicyState) -> Eva
 
     async with asyncio.TaskGroup() as group:
         group.create_task(scoring.run(), name="scoring")
-        await run_rollout(
-            job,
-            RolloutTask(step=step, version=version, name="eval", temperature=spec.temperature),
-            collector,
-            decision.chosen.assignment,
-            on_finished,
-        )
+        task = RolloutTask(step, version, name="eval", temperature=spec.temperature)
+        await Rollout(job, task, collector, on_finished).run(decision.chosen.assignment)
         await scoring.close()
 
     finished = collector.done()

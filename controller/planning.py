@@ -15,7 +15,7 @@ import msgspec
 from controller.collector import FinishedSample, Sample
 from controller.dataset import Position
 from controller.job import Job, Prompt
-from controller.rollout import RolloutStats
+from controller.rollout_stats import RolloutStats
 from rlhfless.seeds import derive
 from rlhfless.spec import JobSpec
 from scaling import decode_cost, lengths
@@ -120,7 +120,13 @@ def learn(
         observed.setdefault(prompt_of[sample.id].key, []).append(len(sample.tokens))
     return PolicyState(
         lengths=lengths.update(state.lengths, observed, spec.rollout.max_tokens),
-        decode_calls=decode_cost.remember(state.decode_calls, stats.decode_calls),
+        decode_calls=decode_cost.remember(
+            state.decode_calls,
+            [
+                DecodeCall(iterations=d.iterations, tokens=d.generated_tokens, decode_s=d.decode_s)
+                for d in stats.calls
+            ],
+        ),
         cold_start_s=state.cold_start_s,
     )
 

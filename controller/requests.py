@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from controller.collector import Collector, FinishedSample
+from controller.collector import FinishedSample
 from controller.garbage import is_checkpoint
 from controller.job import Prompt, Surroundings
 from rlhfless.messages import (
@@ -17,10 +18,14 @@ from rlhfless.messages import (
     LogprobsRequest,
     ModelRef,
     Optimization,
+    PrefillRequest,
+    PrefixUse,
     RewardFunction,
     RewardRequest,
     RolloutRequest,
+    SampleTask,
     SamplingParams,
+    SteerRequest,
     TrainRequest,
 )
 from rlhfless.seeds import derive
@@ -33,6 +38,9 @@ _ADVANTAGE = {
     "reinforce_pp": "batch_norm",
     "ppo": "gae",
 }
+
+PROGRESS_S = 0.25
+"""Seconds between an engine's reports of its load."""
 
 
 def call_info(job: Surroundings, step: int, function: FunctionName, shard: str) -> CallInfo:
@@ -52,30 +60,80 @@ def model_ref(job: Surroundings, version: int) -> ModelRef:
     )
 
 
+@dataclass(frozen=True)
+class RolloutTask:
+    """What to generate, with which version; ``name`` tells calls of one step apart. ``cuts``:
+    where a prompt's stored segments end; prompts that are missing have none."""
+
+    step: int
+    version: int
+    name: str = "actor"
+    temperature: float | None = None
+    cuts: Mapping[tuple[int, ...], list[int]] = field(default_factory=dict)
+    publish: bool = False
+
+    def cuts_of(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        return [self.cuts.get(tuple(prompt), []) for prompt in prompts]
+
+
 def rollout_request(
     job: Surroundings,
-    step: int,
-    version: int,
-    collector: Collector,
-    ids: Sequence[str],
+    task: RolloutTask,
+    prompts: list[list[int]],
+    samples: list[SampleTask],
     shard: str,
-    temperature: float | None = None,
 ) -> RolloutRequest:
-    """Generate, or continue, the samples ``ids``."""
+    """Generate, or continue, ``samples``."""
     rollout = job.spec.rollout
-    prompts, tasks = collector.tasks(ids)
     return RolloutRequest(
-        call=call_info(job, step, "rollout", shard),
-        model=model_ref(job, version),
+        call=call_info(job, task.step, "rollout", shard),
+        model=model_ref(job, task.version),
         sampling=SamplingParams(
-            temperature=rollout.temperature if temperature is None else temperature,
+            temperature=rollout.temperature if task.temperature is None else task.temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
             stop_token_ids=job.data.stop_token_ids,
         ),
         prompts=prompts,
-        samples=tasks,
+        samples=samples,
         max_batch=rollout.max_batch,
+        prefix=(PrefixUse(cuts=task.cuts_of(prompts), publish=task.publish) if task.cuts else None),
+        progress_s=PROGRESS_S,
+    )
+
+
+def steer_request(
+    job: Surroundings,
+    task: RolloutTask,
+    running: RolloutRequest,
+    number: int,
+    *,
+    prompts: Sequence[list[int]] = (),
+    samples: Sequence[SampleTask] = (),
+    release: Sequence[int] = (),
+) -> SteerRequest:
+    """Change ``running`` for the ``number``-th time."""
+    shard = f"{running.call.id.rsplit('/', 1)[1]}-steer-{number}"
+    return SteerRequest(
+        call=call_info(job, task.step, "rollout", shard),
+        target=running.call.id,
+        number=number,
+        prompts=list(prompts),
+        cuts=task.cuts_of(prompts) if task.cuts else [],
+        samples=list(samples),
+        release=list(release),
+    )
+
+
+def prefill_request(
+    job: Surroundings, task: RolloutTask, prompts: Sequence[Sequence[int]], shard: str
+) -> PrefillRequest:
+    """Compute and store the segments of ``prompts``."""
+    return PrefillRequest(
+        call=call_info(job, task.step, "rollout", shard),
+        model=model_ref(job, task.version),
+        prompts=[list(prompt) for prompt in prompts],
+        cuts=task.cuts_of(prompts),
     )
 
 

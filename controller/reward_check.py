@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from controller.call_contents import CallContents
 from controller.collector import Collector, FinishedSample, Sample
 from controller.dispatch import Dispatcher, RetryPolicy
 from controller.job import Prompt, Surroundings
 from controller.ledger import Ledger
 from controller.local_run import deployments, load_data
 from controller.platforms.local import LocalOptions, LocalPlatform
-from controller.requests import reward_request, rollout_request
+from controller.requests import RolloutTask, reward_request, rollout_request
 from controller.timeline import Timeline
 from rlhfless.messages import Finished, RewardDone, Tokens
 from rlhfless.objects import ObjectStore
@@ -97,7 +98,8 @@ async def _generate(
         for i, p in enumerate(prompts)
     )
     ids = collector.all_remaining()
-    request = rollout_request(job, 0, 0, collector, ids, "check")
+    contents = CallContents(collector)
+    request = rollout_request(job, RolloutTask(step=0, version=0), *contents.add(ids), "check")
     async for frame in dispatcher.stream(request):
         if isinstance(frame, Tokens):
             collector.tokens(ids, frame)

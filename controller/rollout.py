@@ -1,145 +1,136 @@
 """Rollout of a step: one stream for each actor, every token collected as it arrives.
 
-An actor is a call that was given some of the step's samples. When its stream breaks, drains or
-reaches its deadline, what is left of its samples goes to the next call, on whichever instance the
-platform finds, from the last token that arrived. Only a call that fails without a single new token
-counts against the actor's retries, so many preemptions in a long rollout are not a failure.
+While the actors stream, a watcher may move samples between them and let instances go that have
+nothing left (``controller.rebalance`` decides). Moving a sample never loses a token: the stream
+that gives it up sends what it has first, and the one that takes it over starts from there.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from controller.collector import Collector, FinishedSample
+from controller.actor import Actor, OnFinished, RunningCall
+from controller.collector import Collector
 from controller.job import Job
-from controller.requests import rollout_request
-from rlhfless.errors import InternalError, RlhflessError, TransientError
-from rlhfless.messages import Finished, RolloutDone, RolloutRequest, Tokens
-from scaling.decode_cost import DecodeCall
-
-OnFinished = Callable[[list[FinishedSample]], Awaitable[None]]
-
-
-@dataclass
-class RolloutStats:
-    """Sums over the calls of a rollout; prompt tokens computed and saved by sharing; seconds."""
-
-    prefill_computed: int = 0
-    prefill_saved: int = 0
-    generated_tokens: int = 0
-    weights_pull_s: float = 0.0
-    weights_bytes: int = 0
-    lost_calls: int = 0
-    decode_calls: list[DecodeCall] = field(default_factory=list)
-
-    def add(self, done: RolloutDone) -> None:
-        self.prefill_computed += done.prefill_computed
-        self.prefill_saved += done.prefill_saved
-        self.generated_tokens += done.generated_tokens
-        self.weights_pull_s = max(self.weights_pull_s, done.weights_pull_s)
-        self.weights_bytes += done.weights_bytes
-        self.decode_calls.append(
-            DecodeCall(
-                iterations=done.iterations, tokens=done.generated_tokens, decode_s=done.decode_s
-            )
-        )
+from controller.requests import RolloutTask
+from controller.rollout_stats import RolloutStats
 
 
 @dataclass(frozen=True)
-class RolloutTask:
-    """What to generate, with which version; ``name`` tells calls of one step apart."""
+class _Move:
+    """A sample on its way: ``call`` is the one asked to give it up."""
 
-    step: int
-    version: int
-    name: str = "actor"
-    temperature: float | None = None
-
-
-async def run_rollout(
-    job: Job,
-    task: RolloutTask,
-    collector: Collector,
-    assignment: Sequence[Sequence[str]],
-    on_finished: OnFinished,
-) -> RolloutStats:
-    """Generate every sample of ``assignment`` (one list of ids an actor) that is not finished.
-
-    ``on_finished`` is awaited with samples as they end, in the order they end on each actor.
-    Raises the first error that retries could not cure.
-    """
-    stats = RolloutStats()
-    async with asyncio.TaskGroup() as group:
-        for index, ids in enumerate(assignment):
-            actor = _Actor(job, task, collector, list(ids), f"{task.name}-{index}", stats)
-            group.create_task(actor.run(on_finished), name=f"rollout-{actor.name}")
-    return stats
+    source: Actor
+    call: RunningCall
+    target: Actor
 
 
-class _Actor:
-    """The succession of calls that finishes one list of samples."""
+class Rollout:
+    """``run`` generates every sample of an assignment (one list of ids an actor) that is not
+    finished. ``on_finished`` is awaited with samples as they end, in the order they end on each
+    actor; ``on_ended`` after an actor has nothing left."""
 
     def __init__(
         self,
         job: Job,
         task: RolloutTask,
         collector: Collector,
-        ids: list[str],
-        name: str,
-        stats: RolloutStats,
+        on_finished: OnFinished,
+        on_ended: Callable[[Rollout], Awaitable[None]] | None = None,
     ) -> None:
+        self.actors: list[Actor] = []
+        self.collector = collector
+        self.stats = RolloutStats()
         self._job = job
         self._task = task
-        self._collector = collector
-        self._ids = ids
-        self.name = name
-        self._stats = stats
-        self._new_tokens = 0
+        self._on_finished = on_finished
+        self._on_ended = on_ended
+        self._moves: dict[str, _Move] = {}
+        self._group: asyncio.TaskGroup
+        self._over = asyncio.Event()
 
-    async def run(self, on_finished: OnFinished) -> None:
-        failures = attempt = 0
-        while left := self._collector.remaining(self._ids):
-            request = rollout_request(
-                self._job,
-                self._task.step,
-                self._task.version,
-                self._collector,
-                left,
-                f"{self.name}-{attempt}",
-                self._task.temperature,
-            )
-            attempt += 1
-            self._new_tokens = 0
-            error: RlhflessError | None = None
-            try:
-                await self._stream(request, left, on_finished)
-                if not self._new_tokens and self._collector.remaining(left):
-                    error = TransientError(
-                        "a rollout call ended without a single token",
-                        hint="raise rollout.call_timeout_s if the model is slow to load or prefill",
-                    )
-            except RlhflessError as raised:
-                self._stats.lost_calls += 1
-                error = raised
-            if error is None:
+    @property
+    def running(self) -> list[Actor]:
+        return [actor for actor in self.actors if not actor.ended]
+
+    @property
+    def moving(self) -> set[str]:
+        """Samples that were asked for and have not arrived anywhere yet."""
+        return {s for s, move in self._moves.items() if move.call is move.source.call}
+
+    async def run(
+        self,
+        assignment: Sequence[Sequence[str]],
+        watch: Callable[[Rollout], Awaitable[None]] | None = None,
+        every_s: float = 0.25,
+    ) -> RolloutStats:
+        """Calls ``watch`` every ``every_s`` seconds until all is done. Raises the first error that
+        retries could not cure."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for ids in assignment:
+                self._start(ids)
+            if watch is not None and self.actors:
+                group.create_task(self._watch(watch, every_s), name="rollout-watch")
+        return self.stats
+
+    async def move(self, source: Actor, target: Actor, ids: Sequence[str]) -> None:
+        """Ask ``source`` to give up ``ids``; they join ``target`` when it has."""
+        call = source.call
+        if call is None:
+            return
+        moves = {i: _Move(source, call, target) for i in ids}
+        self._moves |= moves
+        if not await source.release(ids):
+            for i, move in moves.items():
+                if self._moves.get(i) is move:
+                    del self._moves[i]
+
+    # --- actors -------------------------------------------------------------------------------
+
+    def _start(self, ids: Sequence[str]) -> None:
+        name = f"{self._task.name}-{len(self.actors)}"
+        actor = Actor(
+            self._job,
+            self._task,
+            self.collector,
+            ids,
+            name,
+            self.stats,
+            self._on_finished,
+            lambda given: self._released(actor, given),
+        )
+        self.actors.append(actor)
+        self._group.create_task(self._run(actor), name=f"rollout-{name}")
+
+    async def _run(self, actor: Actor) -> None:
+        await actor.run()
+        if not self.running:
+            self._over.set()
+        elif self._on_ended is not None:
+            await self._on_ended(self)
+
+    def _released(self, source: Actor, ids: Sequence[str]) -> None:
+        """Samples left ``source``: bring each to where it was to go. Does not wait."""
+        targets: dict[Actor, list[str]] = {}
+        for sample in ids:
+            move = self._moves.pop(sample, None)
+            # Without a move the request for it had been taken for lost: it stays where it was.
+            targets.setdefault(source if move is None else move.target, []).append(sample)
+        for target, samples in targets.items():
+            self.stats.moved += len(samples) * (target is not source)
+            if target.ended:
+                self._start(samples)
                 continue
-            failures = 1 if self._new_tokens else failures + 1
-            await self._job.dispatcher.pause_or_raise(request, error, failures)
+            target.own(samples)
+            self._group.create_task(target.feed(samples), name=f"feed-{target.name}")
 
-    async def _stream(
-        self, request: RolloutRequest, ids: list[str], on_finished: OnFinished
-    ) -> RolloutDone:
-        async with aclosing(self._job.dispatcher.stream(request)) as frames:
-            async for frame in frames:
-                if isinstance(frame, Tokens):
-                    self._new_tokens += self._collector.tokens(ids, frame)
-                elif isinstance(frame, Finished):
-                    complete = self._collector.finished(ids, frame)
-                    if complete:
-                        await on_finished(complete)
-                elif isinstance(frame, RolloutDone):
-                    self._stats.add(frame)
-                    return frame
-        raise InternalError("a rollout stream ended without a result")
+    async def _watch(self, watch: Callable[[Rollout], Awaitable[None]], every_s: float) -> None:
+        while not self._over.is_set():
+            try:
+                async with asyncio.timeout(every_s):
+                    await self._over.wait()
+            except TimeoutError:
+                await watch(self)

@@ -19,8 +19,8 @@ from controller.dataset import Position
 from controller.job import Event, Job, StepSamples
 from controller.job_store import StepRecord
 from controller.planning import PolicyState
-from controller.requests import train_request
-from controller.rollout import RolloutTask, run_rollout
+from controller.requests import RolloutTask, train_request
+from controller.rollout import Rollout
 from controller.scoring import Scoring
 from controller.step_batch import write_step_batch
 from controller.step_metrics import StepFacts, StepTimes, step_metrics
@@ -77,9 +77,8 @@ async def run_step(
     async with asyncio.TaskGroup() as group:
         group.create_task(scoring.run(), name="scoring")
         await scoring.add(list(journal.samples.values()))
-        stats = await run_rollout(
-            job, RolloutTask(step=step, version=version), collector, assignment, on_finished
-        )
+        rollout = Rollout(job, RolloutTask(step, version), collector, on_finished)
+        stats = await rollout.run(assignment)
         rollout_end_s = loop.time()
         await scoring.close()
     scored_s = loop.time()

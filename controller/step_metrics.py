@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from controller.collector import FinishedSample
 from controller.job_store import Scores
 from controller.ledger import Usage
-from controller.rollout import RolloutStats
+from controller.rollout_stats import RolloutStats
 from rlhfless.messages import TrainDone, finite
 from rlhfless.spec import JobSpec, reward_name
 

@@ -55,7 +55,7 @@ def test_repeated_positions_change_nothing() -> None:
     assert c.tokens(["a"], frame(0, 0, [5, 6])) == 2
     assert c.tokens(["a"], frame(0, 1, [6, 7])) == 1
     assert c.tokens(["a"], frame(0, 0, [5])) == 0
-    assert c.tasks(["a"])[1][0].tokens == [5, 6, 7]
+    assert c.task("a", 0).tokens == [5, 6, 7]
 
 
 def test_a_gap_is_an_error_another_attempt_may_cure() -> None:
@@ -96,24 +96,6 @@ def test_logprobs_must_match_tokens() -> None:
     bad = Tokens(samples=[0], starts=[0], counts=[1], tokens=[5], logprobs=b"", version=0)
     with pytest.raises(TransientError, match="one log-prob per token"):
         collector("a").tokens(["a"], bad)
-
-
-def test_tasks_carry_each_prompt_once_and_the_tokens_so_far() -> None:
-    c = Collector(
-        [
-            Sample("a", 0, (1, 2), seed=1, max_tokens=9),
-            Sample("b", 0, (1, 2), seed=2, max_tokens=9),
-            Sample("c", 1, (3,), seed=3, max_tokens=9),
-        ]
-    )
-    c.tokens(["b"], frame(0, 0, [8]))
-    prompts, tasks = c.tasks(["b", "c", "a"])
-    assert prompts == [[1, 2], [3]]
-    assert [(t.id, t.prompt, t.tokens) for t in tasks] == [
-        ("b", 0, [8]),
-        ("c", 1, []),
-        ("a", 0, []),
-    ]
 
 
 def test_versions_are_run_length_encoded() -> None:
