@@ -14,6 +14,7 @@ step is never booked twice however often its controller dies.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -166,9 +167,14 @@ class JobStore:
             )
 
     async def _do(self, command: Any) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        cancellations = task.cancelling()
         try:
-            return await command
+            answer = await command
         except RedisError as error:
+            if task.cancelling() > cancellations:
+                raise asyncio.CancelledError from error
             # In a pipeline the text begins with the command, record and all.
             text = str(error).rpartition("caused error: ")[2]
             if isinstance(error, OutOfMemoryError) or "MISCONF" in text or "OOM" in text:
@@ -177,6 +183,11 @@ class JobStore:
                     hint="free some disk space or memory, then continue with --resume",
                 ) from error
             raise TransientError(f"the job store cannot be reached: {text}") from error
+        # The client writes through asyncio.wait_for, which on Python 3.11 loses a cancellation that
+        # comes as the write ends; whoever cancelled this task would wait for it for ever.
+        if task.cancelling() > cancellations:
+            raise asyncio.CancelledError
+        return answer
 
 
 def _encoded(notes: Mapping[str, Any]) -> dict[str, str]:

@@ -1,8 +1,12 @@
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import fakeredis
 import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from controller.collector import FinishedSample
 from controller.job_store import JobStore, Scores, StepRecord
@@ -97,5 +101,54 @@ def test_notes_are_json() -> None:
     async def test(first: JobStore, second: JobStore) -> None:
         await first.note(eval_before={"accuracy": 0.25, "samples": [1, "a"]})
         assert (await second.notes())["eval_before"] == {"accuracy": 0.25, "samples": [1, "a"]}
+
+    with_store(test)
+
+
+class _Deaf:
+    """A client that loses a cancellation, as ``asyncio.wait_for`` of Python 3.11 may."""
+
+    def __init__(self, error: RedisError | None = None) -> None:
+        self.asked = asyncio.Event()
+        self._error = error
+
+    async def hset(self, *_: object, **__: object) -> int:
+        self.asked.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        if self._error is not None:
+            raise self._error
+        return 1
+
+
+@pytest.mark.parametrize("error", [None, RedisError("gone")])
+def test_a_cancellation_that_the_client_loses_is_not_lost(error: RedisError | None) -> None:
+    async def main() -> None:
+        client = _Deaf(error)
+        store = JobStore(cast(Redis, client), "job")
+        task = asyncio.create_task(store.add_samples(0, [SAMPLE]))
+        await client.asked.wait()
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+
+    asyncio.run(main())
+
+
+def test_what_a_cancelled_task_notes_at_its_end_is_noted() -> None:
+    async def test(first: JobStore, second: JobStore) -> None:
+        async def work() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await first.note(status="interrupted")
+                await first.note(wall_s=1.0)
+
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        assert await second.notes() == {"status": "interrupted", "wall_s": 1.0}
 
     with_store(test)
