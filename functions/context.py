@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from rlhfless.messages import Frame, Request
+from functions.inbox import Inbox
+from rlhfless.messages import Frame, Request, SteerRequest
 from rlhfless.objects import ObjectStore
 
 StopReason = Literal["abort", "deadline", "drain"]
@@ -30,10 +31,15 @@ class FunctionConfig:
 @dataclass
 class CallContext:
     """One call's limits. ``deadline`` is on ``time.monotonic()``; handlers that can hand work back
-    poll ``stop_reason`` between units of work and end early with what they have."""
+    poll ``stop_reason`` between units of work and end early with what they have.
+
+    A handler whose call can be changed while it runs opens ``inbox`` first, polls ``take`` between
+    units of work, and ends only after ``close_inbox`` gave nothing.
+    """
 
     store: ObjectStore
     deadline: float
+    inbox: Inbox = field(default_factory=Inbox, init=False)
     _stop: StopReason | None = field(default=None, init=False)
 
     def stop(self, reason: StopReason) -> None:
@@ -51,6 +57,15 @@ class CallContext:
         if self._stop is None and time.monotonic() >= self.deadline:
             self._stop = "deadline"
         return self._stop
+
+    def take(self) -> list[SteerRequest]:
+        """Changes to the call that came since the last time, in order."""
+        return self.inbox.take()
+
+    def close_inbox(self) -> list[SteerRequest]:
+        """Before the handler ends: changes that came at the last moment, to be carried out first;
+        if there are none, further ones are refused from now on."""
+        return self.inbox.close()
 
 
 Handler = Callable[[Any, CallContext], Iterator[Frame]]
