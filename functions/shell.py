@@ -84,9 +84,7 @@ class Shell:
             return self._answer(
                 execution.chunks(self.heartbeat_s), lambda: self._end_stream(execution)
             )
-        # An export has its effect outside the store, where it may be undone: it is made again.
-        repeatable = isinstance(request, messages.ExportRequest)
-        recent = None if repeatable else self._recent.get(request.call)
+        recent = self._recent.get(request.call) if _has_result(request) else None
         if recent is not None:
             return self._answer(_one(recent), lambda: None)
         key = (request.call.store, result_name(request.call))
@@ -137,7 +135,7 @@ class Shell:
         execution.abandon()
 
     def _share(self, key: tuple[str, str], handler: Handler, request: messages.Request) -> _Shared:
-        keeps = not isinstance(request, messages.ExportRequest)
+        keeps = _has_result(request)
         execution = self._start(stored_first(handler) if keeps else handler, request)
         shared = _Shared(execution, asyncio.get_running_loop().create_future())
         self._shared[key] = shared
@@ -269,6 +267,12 @@ def _add_health(app: FastAPI, shell: Shell) -> None:
     app.add_api_route("/healthz", healthz)
     app.add_api_route("/readyz", readyz)
     app.add_api_route("/metrics", metrics)
+
+
+def _has_result(request: messages.Request) -> bool:
+    """Whether the first result stands for a repeat. The effect of some calls lies outside the store
+    (a folder, an instance's memory), where it may be undone: those are made again."""
+    return not isinstance(request, messages.ExportRequest | messages.GradientsRequest)
 
 
 async def _one(chunk: bytes) -> AsyncGenerator[bytes, None]:

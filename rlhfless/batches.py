@@ -58,24 +58,33 @@ class Batch:
         return len(self.rewards)
 
 
-def write_batch(store: ObjectStore, name: str, batch: Batch) -> BatchRef:
-    """Store a batch under ``name``; writing the same batch again is harmless."""
+def encode_batch(batch: Batch) -> bytes:
     from safetensors.numpy import save
 
     arrays: dict[str, Any] = {k: v for k, v in vars(batch).items() if v is not None}
-    data = save(arrays)
+    data: bytes = save(arrays)
+    return data
+
+
+def decode_batch(data: bytes) -> Batch:
+    from safetensors.numpy import load
+
+    return Batch(**load(data))
+
+
+def write_batch(store: ObjectStore, name: str, batch: Batch) -> BatchRef:
+    """Store a batch under ``name``; writing the same batch again is harmless."""
+    data = encode_batch(batch)
     store.put(name, data)
     return BatchRef(name=name, sha256=sha256(data), num_samples=batch.num_samples)
 
 
 def read_batch(store: ObjectStore, ref: BatchRef) -> Batch:
     """Raises ``TransientError`` if the object is missing or does not match its checksum."""
-    from safetensors.numpy import load
-
     try:
         data = store.get(ref.name)
     except FileNotFoundError as error:
         raise TransientError(f"batch {ref.name} is not in the store") from error
     if sha256(data) != ref.sha256:
         raise TransientError(f"batch {ref.name} does not match its checksum")
-    return Batch(**load(data))
+    return decode_batch(data)

@@ -54,6 +54,8 @@ from rlhfless.wire.training import (
     BatchRef,
     ExportDone,
     ExportRequest,
+    GradientsDone,
+    GradientsRequest,
     Optimization,
     TrainDone,
     TrainRequest,
@@ -65,6 +67,7 @@ Request: TypeAlias = (
     | PrefillRequest
     | RewardRequest
     | LogprobsRequest
+    | GradientsRequest
     | TrainRequest
     | ExportRequest
 )
@@ -78,6 +81,7 @@ AnyFrame: TypeAlias = (
     | PrefillDone
     | RewardDone
     | LogprobsDone
+    | GradientsDone
     | TrainDone
     | ExportDone
     | Heartbeat
@@ -90,6 +94,7 @@ TERMINAL: tuple[type[Frame], ...] = (
     PrefillDone,
     RewardDone,
     LogprobsDone,
+    GradientsDone,
     TrainDone,
     ExportDone,
     Problem,
@@ -101,6 +106,7 @@ ROUTES: dict[type[Struct], tuple[FunctionName, str]] = {
     PrefillRequest: ("rollout", "/v1/prefill"),
     RewardRequest: ("reward", "/v1/reward"),
     LogprobsRequest: ("reference", "/v1/logprobs"),
+    GradientsRequest: ("training", "/v1/gradients"),
     TrainRequest: ("training", "/v1/train"),
     ExportRequest: ("training", "/v1/export"),
 }
@@ -121,6 +127,8 @@ __all__ = [
     "Finished",
     "Frame",
     "FunctionName",
+    "GradientsDone",
+    "GradientsRequest",
     "Heartbeat",
     "LogprobsDone",
     "LogprobsRequest",

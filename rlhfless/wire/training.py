@@ -109,6 +109,37 @@ class TrainDone(Frame, frozen=True, kw_only=True):
     restore_s: float = 0.0
 
 
+class GradientsRequest(Struct, frozen=True, kw_only=True):
+    """Begin the update of ``model.version`` with a part of its batch, while the rest is generated.
+
+    ``batch`` is that part, as ``rlhfless.batches.encode_batch`` makes it: whole groups, with their
+    rewards and, where there is a penalty, reference log-probs. Its sample i is sample
+    ``samples[i]`` of the step's batch, and ``groups`` ``[N]`` are those of the whole step. All else
+    as the train call will have it.
+
+    What is computed stays on the instance, as a cache for that call: nothing is committed, a
+    repeat computes only what is missing, and losing it costs time.
+    """
+
+    call: CallInfo
+    model: ModelRef
+    batch: bytes
+    samples: list[int]
+    groups: list[int]
+    algorithm: Algorithm
+    optimization: Optimization
+    seed: int
+    temperature: float = 1.0
+    max_tokens: int = 0
+
+
+class GradientsDone(Frame, frozen=True, kw_only=True):
+    """``num_samples`` of the step are begun on this instance, those of earlier calls included;
+    0 when the version has been made already."""
+
+    num_samples: int = 0
+
+
 class ExportRequest(Struct, frozen=True, kw_only=True):
     """Write ``model`` as a folder that ``transformers`` loads. LoRA is merged; the adapter lies in
     ``adapter/`` beside it. ``chat_template`` replaces the tokenizer's own."""
