@@ -58,7 +58,7 @@ async def run_local(
         if not await journal.exists():
             await journal.create(dump_spec(spec))
         records = await journal.records()
-        folder.rewrite_metrics(records)
+        folder.rewrite_records(records)
         for function in spec.functions():
             await platform.scale(function, 1)
         timeline = Timeline()
@@ -119,11 +119,11 @@ def _prompts(
 
 
 def _recording(folder: RunFolder, observe: Observer) -> Observer:
-    """Write each finished step's metrics to the folder before telling the watcher."""
+    """Write each finished step's record to the folder before telling the watcher."""
 
     def record(event: Event) -> None:
         if event.kind == "step":
-            folder.add_metrics(event.data["metrics"])
+            folder.add_record(event.data["record"])
         observe(event)
 
     return record

@@ -102,7 +102,8 @@ class Orchestrator:
                 )
                 step_end_s, version, state = result.end_s, result.record.version, result.state
                 position = result.position
-                job.observe(Event("step", f"step {step + 1}", {"metrics": result.record.metrics}))
+                data = {"metrics": result.record.metrics, "record": result.record}
+                job.observe(Event("step", f"step {step + 1}", data))
                 if following is not None:
                     await following
                 following = group.create_task(self._collect(step), name=f"collect-{step}")

@@ -3,6 +3,7 @@
 job.yaml        the resolved spec
 id              the run's unique name, under which its state is kept in the stores
 metrics.jsonl   one JSON object a step
+plans.jsonl     how each step's rollout was planned, for ``rlhfless explain``
 samples/        step-000001.jsonl ...: every rollout with its rewards
 summary.json    how it ended
 progress.png    reward and response length over the steps
@@ -29,7 +30,14 @@ from rlhfless.errors import CapacityError, ConflictError, UserError
 from rlhfless.spec import JobSpec, reward_name
 from rlhfless.spec_file import dump_spec, load_spec
 
-_RESUMABLE_CHANGES = ("budget", "evaluation.every", "metadata", "objective", "training.steps")
+_RESUMABLE_CHANGES = (
+    "budget",
+    "evaluation.every",
+    "metadata",
+    "objective",
+    "scheduling",
+    "training.steps",
+)
 _RESUMABLE_FIELDS = (
     "max_instances",
     "threads",
@@ -38,6 +46,7 @@ _RESUMABLE_FIELDS = (
     "price_usd_per_hour",
     "tokens_per_microbatch",
     "max_batch",
+    "overlap",
     "checkpoint_every",
     "keep_versions",
 )
@@ -120,14 +129,16 @@ class RunFolder:
                 os.unlink(path + ".tmp")
             raise _no_room(path, error) from error
 
-    def rewrite_metrics(self, records: Iterable[StepRecord]) -> None:
-        """Bring ``metrics.jsonl`` in line with the journal, which is the truth."""
-        lines = [json.dumps(record.metrics) for record in records]
-        self.write("metrics.jsonl", "".join(line + "\n" for line in lines))
+    def rewrite_records(self, records: Iterable[StepRecord]) -> None:
+        """Bring ``metrics.jsonl`` and ``plans.jsonl`` in line with the journal, the truth."""
+        records = list(records)
+        self.write("metrics.jsonl", "".join(_line(record.metrics) for record in records))
+        self.write("plans.jsonl", "".join(_line(_plan(record)) for record in records))
 
-    def add_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Append a step's metrics."""
-        self._append("metrics.jsonl", json.dumps(metrics) + "\n")
+    def add_record(self, record: StepRecord) -> None:
+        """Append a step's metrics and plan."""
+        self._append("metrics.jsonl", _line(record.metrics))
+        self._append("plans.jsonl", _line(_plan(record)))
 
     def write_samples(self, done: StepSamples, spec: JobSpec, texts: list[str]) -> None:
         """Write a step's samples (``texts``: decoded responses)."""
@@ -198,6 +209,14 @@ def latest_folder(root: str, name: str) -> str:
         ):
             newest, path = int(number), os.path.join(root, entry)
     return path
+
+
+def _line(value: Mapping[str, Any]) -> str:
+    return json.dumps(value) + "\n"
+
+
+def _plan(record: StepRecord) -> dict[str, Any]:
+    return {"step": record.step + 1, **record.plan}
 
 
 def _no_room(path: str, error: OSError) -> CapacityError:

@@ -112,6 +112,23 @@ def reward_check(
         show_reward_check(load_spec(job, overrides or ()), rows, completion)
 
 
+@app.command()
+def explain(
+    run: Annotated[str, typer.Argument(help="The folder of a run.", show_default=False)],
+    step: Annotated[
+        int | None, typer.Option(min=1, help="The step, counted from 1. Default: the newest.")
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Show why a step had the actors it had, and what the alternatives were."""
+    from rlhfless.cli.errors import reporting
+
+    with reporting(verbose):
+        from rlhfless.cli.explain import show_plan
+
+        show_plan(run, step)
+
+
 @app.command("spec-schema")
 def spec_schema() -> None:
     """Print the JSON schema of a job file (for editors)."""
