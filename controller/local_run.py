@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 from collections.abc import Callable, Mapping
@@ -30,12 +31,13 @@ from rlhfless.spec_file import dump_spec
 
 def deployments(spec: JobSpec) -> list[Deployment]:
     """How the platform runs each function the job uses."""
+    holds = spec.scheduling.strategy == "static"  # a serverful framework lets go of nothing
     return [
         Deployment(
             function=name,
             max_instances=(section := spec.function(name)).max_instances,
             threads=section.threads,
-            idle_timeout_s=section.idle_timeout_s,
+            idle_timeout_s=math.inf if holds else section.idle_timeout_s,
             accelerator=section.accelerator,
             price_usd_per_hour=section.price_usd_per_hour,
         )

@@ -36,8 +36,10 @@ class Scoring:
         self._samples: dict[str, FinishedSample] = {}
         self.scores: dict[str, Scores] = {} if journal is None else dict(journal.scores)
         self.reference: dict[str, bytes] = {} if journal is None else dict(journal.reference)
-        min_batch = max(1, len(prompts) // BATCHES_PER_STEP)
         spec = job.spec
+        min_batch = max(1, len(prompts) // BATCHES_PER_STEP)
+        if not spec.scheduling.stream_scoring:
+            min_batch = len(prompts) + 1  # never before ``close``
         self._reward = Shadow(self._score, min_batch=min_batch, workers=spec.reward.max_instances)
         self._with_reference = spec.needs_reference() and self._keep
         self._reference = Shadow(

@@ -240,7 +240,7 @@ _STATIC: dict[str, Any] = {
     "migrate": False,
     "stream_scoring": False,
 }
-_RLHFLESS: dict[str, Any] = {name: True for name in _STATIC} | {"assignment": "auto"}
+_RLHFLESS: dict[str, Any] = dict.fromkeys(_STATIC, True) | {"assignment": "auto"}
 
 
 class SchedulingSpec(Section):
