@@ -1,9 +1,12 @@
 """Predicted response lengths: what is known of a prompt's past, and of all prompts'.
 
 A prompt that was seen keeps an exponentially weighted mean of its responses' lengths (RLHFless,
-section on length prediction); one never seen is taken for average. How far responses scatter about
-their prediction is kept as a sample of recent ratios, so that a tail can be predicted as well as a
-mean. Pure: state in, state out; all lengths in tokens.
+arXiv 2602.22718, length prediction). One never seen gets the mean of all prompts, corrected by what
+prompts of its own length did. How far responses scatter about their prediction is kept as samples
+of recent ratios, one for prompts with a past and one for those without, so that a tail can be
+predicted as well as a mean (``scaling.forecasts``). Pure: state in, state out; all lengths in
+tokens. Worked number: a prompt predicted 100 whose eight responses average 140 is predicted
+0.5 · 140 + 0.5 · 100 = 120 the next time.
 """
 
 from __future__ import annotations
@@ -13,24 +16,60 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from scaling.forecasts import Forecast, quantile_blocks
+
 ALPHA = 0.5
 """Weight of the newest step: a policy under training changes its lengths within a few epochs."""
 KEEP_RATIOS = 512
+KEEP_PROMPTS = 32768
+"""Prompts with a past; those not seen for longest are forgotten first."""
+SUPPORT = 128
+"""Points of a forecast's distribution."""
+BUCKET_STRENGTH = 4.0
+"""Prompts a bucket must have seen before its own mean counts as much as that of all."""
+UNKNOWN = tuple((i + 0.5) / 10 for i in range(20))
+"""Ratios before anything is known: uniform over 0 .. 2, so lengths over 0 .. the limit."""
 
 
 class LengthState(msgspec.Struct, frozen=True):
-    """``means``: prompt key -> EWMA of its mean length. ``overall``: EWMA over all prompts, None
-    before the first step. ``ratios``: recent actual / predicted lengths, oldest first."""
+    """What was learned of lengths; bounded (``KEEP_PROMPTS``, ``KEEP_RATIOS``).
+
+    ``means``: prompt key -> EWMA of its mean length, last seen last. ``overall``: EWMA over all
+    prompts, None before the first step. ``ratios``: recent actual / predicted lengths of prompts
+    with a past, oldest first; ``cold_ratios`` of those without. ``buckets``: power of two of the
+    prompt's length -> [mean relative to overall, prompts seen]. ``between``, ``scatter``:
+    variances of log lengths, as ``scaling.forecasts``; None before the first step.
+    """
 
     means: dict[str, float] = {}
     overall: float | None = None
     ratios: list[float] = []
+    cold_ratios: list[float] = []
+    buckets: dict[int, tuple[float, float]] = {}
+    between: float | None = None
+    scatter: float | None = None
 
 
-def predict(state: LengthState, prompt: str, max_tokens: int) -> float:
+def predict(state: LengthState, prompt: str, max_tokens: int, prompt_tokens: int = 0) -> float:
     """Expected length of one response to ``prompt``; half the limit when nothing is known."""
-    known = state.means.get(prompt, state.overall)
-    return min(float(max_tokens), max_tokens / 2 if known is None else known)
+    known = state.means.get(prompt)
+    if known is None and state.overall is not None:
+        known = state.overall * _bucket_factor(state, prompt_tokens)
+    return min(float(max_tokens), max_tokens / 2 if known is None else max(1.0, known))
+
+
+def forecast(state: LengthState, prompt: str, prompt_tokens: int, max_tokens: int) -> Forecast:
+    """The distribution of lengths of responses to ``prompt`` (of ``prompt_tokens`` tokens)."""
+    centre = predict(state, prompt, max_tokens, prompt_tokens)
+    own = state.ratios if prompt in state.means else state.cold_ratios
+    # With few ratios of its own kind the other kind's say more than the uniform guess.
+    ratios = quantile_blocks(own or state.cold_ratios or state.ratios or UNKNOWN, SUPPORT)
+    return Forecast(
+        support=tuple(min(max(1.0, centre * ratio), float(max_tokens)) for ratio in ratios),
+        max_tokens=max_tokens,
+        between=0.5 if state.between is None else state.between,
+        scatter=0.5 if state.scatter is None else state.scatter,
+    )
 
 
 def tail_factor(state: LengthState, num_samples: int) -> float:
@@ -46,22 +85,86 @@ def tail_factor(state: LengthState, num_samples: int) -> float:
 
 
 def update(
-    state: LengthState, lengths: Mapping[str, Sequence[int]], max_tokens: int
+    state: LengthState,
+    observed: Mapping[str, Sequence[int]],
+    max_tokens: int,
+    prompt_tokens: Mapping[str, int] | None = None,
 ) -> LengthState:
     """Learn from a step: prompt key -> lengths of its responses (each at least one)."""
-    means = dict(state.means)
-    ratios = list(state.ratios)
-    total = count = 0
-    for prompt, observed in lengths.items():
-        predicted = max(1.0, predict(state, prompt, max_tokens))
-        ratios += [length / predicted for length in observed]
-        mean = sum(observed) / len(observed)
-        old = means.get(prompt)
-        means[prompt] = mean if old is None else ALPHA * mean + (1 - ALPHA) * old
-        total += sum(observed)
-        count += len(observed)
-    if not count:
+    observed = {prompt: lengths for prompt, lengths in observed.items() if lengths}
+    if not observed:
         return state
-    mean = total / count
-    overall = mean if state.overall is None else ALPHA * mean + (1 - ALPHA) * state.overall
-    return LengthState(means=means, overall=overall, ratios=ratios[-KEEP_RATIOS:])
+    sizes = prompt_tokens or {}
+    means = dict(state.means)
+    ratios, cold_ratios = list(state.ratios), list(state.cold_ratios)
+    for prompt, lengths in observed.items():
+        predicted = max(1.0, predict(state, prompt, max_tokens, sizes.get(prompt, 0)))
+        known = means.pop(prompt, None)
+        (cold_ratios if known is None else ratios).extend(n / predicted for n in lengths)
+        mean = sum(lengths) / len(lengths)
+        means[prompt] = mean if known is None else ALPHA * mean + (1 - ALPHA) * known
+    for prompt in list(means)[: max(0, len(means) - KEEP_PROMPTS)]:
+        del means[prompt]
+    total = sum(map(sum, observed.values())) / sum(map(len, observed.values()))
+    between, scatter = _variances(state, observed, max_tokens, sizes)
+    return LengthState(
+        means=means,
+        overall=_ewma(state.overall, total),
+        ratios=ratios[-KEEP_RATIOS:],
+        cold_ratios=cold_ratios[-KEEP_RATIOS:],
+        buckets=_buckets(state, observed, sizes, total),
+        between=between,
+        scatter=scatter,
+    )
+
+
+def _ewma(old: float | None, new: float) -> float:
+    return new if old is None else ALPHA * new + (1 - ALPHA) * old
+
+
+def _bucket_factor(state: LengthState, prompt_tokens: int) -> float:
+    relative, seen = state.buckets.get(prompt_tokens.bit_length(), (1.0, 0.0))
+    return (relative * seen + BUCKET_STRENGTH) / (seen + BUCKET_STRENGTH)
+
+
+def _buckets(
+    state: LengthState,
+    observed: Mapping[str, Sequence[int]],
+    sizes: Mapping[str, int],
+    overall: float,
+) -> dict[int, tuple[float, float]]:
+    buckets = dict(state.buckets)
+    for prompt, lengths in observed.items():
+        bucket = sizes.get(prompt, 0).bit_length()
+        old, seen = buckets.get(bucket, (1.0, 0.0))
+        relative = sum(lengths) / len(lengths) / overall
+        # A running mean that forgets: never slower than over the last 64 prompts.
+        rate = 1 / min(seen + 1, 64.0)
+        buckets[bucket] = (old + rate * (relative - old), min(seen + 1, 64.0))
+    return buckets
+
+
+def _variances(
+    state: LengthState,
+    observed: Mapping[str, Sequence[int]],
+    max_tokens: int,
+    sizes: Mapping[str, int],
+) -> tuple[float | None, float | None]:
+    """EWMA of the variances of log lengths between prompts (about their predictions) and within
+    them."""
+    within = freedom = 0.0
+    errors: list[tuple[float, int]] = []
+    for prompt, lengths in observed.items():
+        logs = [math.log(max(1, length)) for length in lengths]
+        mean = sum(logs) / len(logs)
+        within += sum((log - mean) ** 2 for log in logs)
+        freedom += len(logs) - 1
+        predicted = predict(state, prompt, max_tokens, sizes.get(prompt, 0))
+        errors.append((mean - math.log(max(1.0, predicted)), len(logs)))
+    scatter = _ewma(state.scatter, max(0.01, within / freedom)) if freedom else state.scatter
+    if len(errors) < 2:
+        return state.between, scatter
+    mean = sum(error for error, _ in errors) / len(errors)
+    noise = sum((scatter or 0.0) / count for _, count in errors) / len(errors)
+    spread = sum((error - mean) ** 2 for error, _ in errors) / (len(errors) - 1)
+    return _ewma(state.between, max(0.01, spread - noise)), scatter
