@@ -21,6 +21,7 @@ class Rollout:
         self.handlers: Mapping[type[Request], Handler] = {RolloutRequest: self.rollout}
 
     def rollout(self, request: RolloutRequest, context: CallContext) -> Iterator[Frame]:
+        context.inbox.open()
         self._engine.ensure(request.model, context.store)
         yield from self._engine.run(request, context)
 

@@ -11,10 +11,18 @@ from typing import Protocol
 
 from functions.context import CallContext
 from functions.modeling import PullStats
-from rlhfless.messages import Finished, ModelRef, Progress, RolloutDone, RolloutRequest, Tokens
+from rlhfless.messages import (
+    Finished,
+    ModelRef,
+    Progress,
+    Released,
+    RolloutDone,
+    RolloutRequest,
+    Tokens,
+)
 from rlhfless.objects import ObjectStore
 
-RolloutFrame = Tokens | Finished | Progress | RolloutDone
+RolloutFrame = Tokens | Finished | Released | Progress | RolloutDone
 
 
 class Engine(Protocol):
@@ -27,9 +35,11 @@ class Engine(Protocol):
 
         Yields ``Tokens`` (each token once, in order of positions per sample), ``Finished`` after
         the last tokens of a sample, ``Progress`` now and then, and ``RolloutDone`` at the end.
+        Between iterations it carries out the changes that ``context.take`` gives: samples join,
+        others are given up and named in ``Released`` after their tokens.
         Looks at ``context.stop_reason`` between iterations: when it is set, everything generated
         is yielded and the rest is named in ``RolloutDone.unfinished``. Raises ``UserError`` for a
-        request that the model cannot serve.
+        request that the model cannot serve, and for such a change, all tokens yielded.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The samples of one request: what each has drawn, what was sent, which decode row each is in.
+"""The samples of one call: what each has drawn, what was sent, which decode row each is in.
 
 Per-token values lie in flat arrays, each sample's stretch being its budget of new tokens, so an
 iteration records the whole batch with one indexed write. Pages of a budget never used are never
@@ -9,43 +9,77 @@ B rows in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from functions.rollout.randomness import Uniforms
-from rlhfless.messages import Finished, FinishReason, SampleTask, Tokens
+from functions.rollout.roster import Roster
+from rlhfless.messages import Finished, FinishReason, Tokens
+
+_EMPTY: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
 class Samples:
-    def __init__(self, tasks: Sequence[SampleTask], stop_tokens: Sequence[int], vocabulary: int):
-        self._tasks = tasks
-        self._begin = [len(task.tokens) for task in tasks]
-        room = [
-            max(0, task.max_tokens - begin) for task, begin in zip(tasks, self._begin, strict=True)
-        ]
-        offsets = np.concatenate(([0], np.cumsum(room, dtype=np.int64)))
-        self._offset: NDArray[np.int64] = offsets[:-1]
-        self._limit: NDArray[np.int64] = offsets[1:]
-        size = int(offsets[-1])
-        self._tokens = np.empty(size, dtype=np.int32)
-        self._logprobs = np.empty(size, dtype=np.float32)
-        self._uniforms = np.empty(size, dtype=np.float32)
+    """Grows with its roster (``join``)."""
+
+    def __init__(self, roster: Roster, stop_tokens: Sequence[int], vocabulary: int):
+        self._roster = roster
+        self._begin: list[int] = []  # response position of each stretch
+        self._before: NDArray[np.int64] = _EMPTY  # context of a row, less its flat index
+        self._offset: NDArray[np.int64] = _EMPTY
+        self._limit: NDArray[np.int64] = _EMPTY
+        self._tokens = np.empty(0, dtype=np.int32)
+        self._logprobs = np.empty(0, dtype=np.float32)
+        self._uniforms = np.empty(0, dtype=np.float32)
         self._source = Uniforms()
         self._is_stop = np.zeros(vocabulary, dtype=np.bool_)
         self._is_stop[[token for token in stop_tokens if 0 <= token < vocabulary]] = True
         # Of the rows of the batch: the sample, its next flat index, the end of its stretch.
-        self._sample = np.empty(0, dtype=np.int64)
-        self._index = np.empty(0, dtype=np.int64)
-        self._end = np.empty(0, dtype=np.int64)
-        self._sent = self._offset.copy()
+        self._sample: NDArray[np.int64] = _EMPTY
+        self._index: NDArray[np.int64] = _EMPTY
+        self._end: NDArray[np.int64] = _EMPTY
+        self._sent: NDArray[np.int64] = _EMPTY
         self._ended: list[tuple[int, int, FinishReason]] = []  # sample, flat end, reason
         self.num_tokens = 0
+
+    def join(self) -> None:
+        """Make room for what the roster has gained. Only when all is sent: what was drawn before
+        is not kept."""
+        new = self._roster.samples[len(self._begin) :]
+        if not new:
+            return
+        room = [max(0, task.max_tokens - len(task.tokens)) for task in new]
+        begin = [len(task.tokens) for task in new]
+        prompts = [len(self._roster.prompts[task.prompt]) for task in new]
+        ends = len(self._uniforms) + np.cumsum(room, dtype=np.int64)
+        offsets = ends - np.asarray(room, dtype=np.int64)
+        self._begin += begin
+        self._before = np.append(self._before, np.asarray(prompts) + begin - offsets)
+        self._offset = np.append(self._offset, offsets)
+        self._limit = np.append(self._limit, ends)
+        self._sent = np.append(self._sent, offsets)
+        size = len(self._uniforms) + sum(room)
+        self._tokens = np.empty(size, dtype=np.int32)
+        self._logprobs = np.empty(size, dtype=np.float32)
+        kept, self._uniforms = self._uniforms, np.empty(size, dtype=np.float32)
+        for first, last in zip(self._index.tolist(), self._end.tolist(), strict=True):
+            self._uniforms[first:last] = kept[first:last]
 
     @property
     def num_rows(self) -> int:
         return len(self._sample)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that the rows hold together, prompts included."""
+        return int(self._index.sum() + self._before[self._sample].sum())
+
+    def rows_of(self, samples: Collection[int]) -> list[int]:
+        """The rows of those of ``samples`` that are in the batch, ascending."""
+        rows: list[int] = np.flatnonzero(np.isin(self._sample, list(samples))).tolist()
+        return rows
 
     def samples_of(self, rows: Sequence[int]) -> list[int]:
         """Which sample each row is."""
@@ -57,7 +91,7 @@ class Samples:
             first, last = int(self._offset[sample]), int(self._limit[sample])
             begin = self._begin[sample]
             self._uniforms[first:last] = self._source.row(
-                self._tasks[sample].seed, begin, begin + last - first
+                self._roster.samples[sample].seed, begin, begin + last - first
             )
         new = np.asarray(samples, dtype=np.int64)
         self._sample = np.concatenate((self._sample, new))

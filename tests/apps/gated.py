@@ -99,8 +99,8 @@ class _Gated:
 def _creator(name: str) -> Callable[[FunctionConfig], Function]:
     def create(config: FunctionConfig) -> Function:
         if name == "rollout":  # stream every token at once, so that a call can die between two
-            engine = importlib.import_module("functions.rollout.transformers_engine")
-            engine.FLUSH_S = 0.0  # type: ignore[attr-defined]
+            loop = importlib.import_module("functions.rollout.generation")
+            loop.FLUSH_S = 0.0  # type: ignore[attr-defined]
         function: Function = importlib.import_module(f"functions.{name}.app").create(config)
         return _Gated(function)
 

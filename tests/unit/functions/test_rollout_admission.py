@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from functions.rollout.admission import PREFILL_CHUNK_TOKENS, Admission, Limits
+from functions.rollout.roster import Roster
 from rlhfless.messages import RolloutRequest, SampleTask
 from tests.support.rollout import make_request, make_tasks
 
@@ -20,7 +21,13 @@ def make(
 ) -> tuple[RolloutRequest, Admission]:
     tasks = make_tasks(len(prompt_lengths), group, max_tokens)
     request = make_request("", [[1] * length for length in prompt_lengths], tasks)
-    return request, Admission(request, range(len(tasks)), limits, shared=shared)
+    return request, queued(request, limits, shared=shared)
+
+
+def queued(request: RolloutRequest, limits: Limits, *, shared: bool = False) -> Admission:
+    admission = Admission(Roster.of(request), limits, shared=shared)
+    admission.join(range(len(request.samples)))
+    return admission
 
 
 def test_request_order_and_the_batch_bound() -> None:
@@ -74,12 +81,24 @@ def test_a_sample_that_fits_nowhere_runs_alone() -> None:
     assert admission.next() == [1]
 
 
-def test_prompts_are_exhausted_with_their_last_sample() -> None:
+def test_a_prompt_is_freed_when_nothing_needs_it_any_more() -> None:
     _, admission = make([5, 5], 2, Limits(max_batch=3, kv_tokens=ROOMY))
-    admitted = admission.next()
-    assert admission.exhausted(admitted) == [0]
+    admission.next()
+    assert admission.freed() == [0], "rows have copies of their own"
+    assert admission.freed() == []
     admission.left([0])
-    assert admission.exhausted(admission.next()) == [1]
+    admission.next()
+    assert admission.freed() == [1]
+
+
+def test_a_shared_prompt_is_freed_with_its_last_reader() -> None:
+    _, admission = make([5, 5], 2, Limits(max_batch=3, kv_tokens=ROOMY), shared=True)
+    admission.next()
+    admission.left([0])
+    assert admission.next() == [3]
+    assert admission.freed() == []
+    admission.left([1])
+    assert admission.freed() == [0]
 
 
 def test_continued_samples_count_their_tokens_as_prefill() -> None:
@@ -87,7 +106,7 @@ def test_continued_samples_count_their_tokens_as_prefill() -> None:
         SampleTask(id="", prompt=0, seed=n, max_tokens=2000, tokens=[1] * 600) for n in range(3)
     ]
     request = make_request("", [[1] * 5], tasks)
-    admission = Admission(request, range(3), Limits(99, ROOMY), shared=False)
+    admission = queued(request, Limits(99, ROOMY))
     assert admission.next() == [0]
     assert admission.next() == [1]
 

@@ -240,12 +240,11 @@ def test_a_call_past_its_deadline_generates_nothing(tiny_model_dir: Path) -> Non
 def test_tokens_are_streamed_while_generating(
     tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from functions.rollout import transformers_engine
+    from functions.rollout import generation
 
-    monkeypatch.setattr(transformers_engine, "FLUSH_S", 0.0)
-    monkeypatch.setattr(transformers_engine, "PROGRESS_S", 0.0)
+    monkeypatch.setattr(generation, "FLUSH_S", 0.0)
     request = make_request(tiny_model_dir, PROMPTS, make_tasks(3, 2, 10), max_batch=4)
-    outcome = generate(request)
+    outcome = generate(msgspec.structs.replace(request, progress_s=0.0))
     assert [len(tokens) for tokens in outcome.tokens] == [10] * 6
     assert outcome.progress[0].running == 4
     assert outcome.progress[0].waiting == 2
