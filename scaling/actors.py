@@ -1,19 +1,33 @@
-"""How many actors a step's rollout should have.
+"""How many actors a step's rollout should have, and who generates what.
 
-Minimises ``λ · T/T₀ + (1 − λ) · C/C₀`` over 1 .. maximum actors, where T is the predicted time of
-the slowest actor in seconds, C the sum of all actors' seconds (an actor is released when it is
-done), and T₀, C₀ belong to the plan that uses every actor allowed. The space is small, so the
-choice is exact. An actor that is not warm pays its cold start first. (Form of the objective:
-RLHFless, actor scaling; the normalisation is relative to the job's own widest plan.)
+Minimises ``λ · T/T₀ + (1 − λ) · C/C₀`` over 1 .. maximum actors and the assignment strategies,
+where T is the predicted time of the slowest actor in seconds and C the function-seconds held: the
+sum of all actors' seconds where an actor is released when it is done, else their number times T.
+T₀ and C₀ belong to what a serverful framework would do: all actors allowed, equal random shares,
+none released. The space is small, so the choice is exact. An actor that is not warm pays its cold
+start first, and is held meanwhile. (Form of the objective: RLHFless, arXiv 2602.22718, actor
+scaling; its own normalisation does not carry from one workload to another.)
+
+Worked number: λ = 0.5, T₀ = 60 s, C₀ = 240 s; 2 actors of 70 and 50 s score
+0.5 · 70/60 + 0.5 · 120/240 = 0.83, 4 actors of 60, 40, 40 and 30 s 0.5 + 0.5 · 170/240 = 0.85.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from scaling.assignment import Item, group_affine
+from scaling.assignment import (
+    Assignment,
+    Item,
+    balanced,
+    group_affine,
+    length_sorted,
+    random_equal,
+)
+from scaling.cost_model import CostModel
 from scaling.decode_cost import DecodeCost
+from scaling.work import Capacity, Prefixes, decode_work, prefill_seconds
 
 
 @dataclass(frozen=True)
@@ -25,6 +39,8 @@ class ActorPlan:
     seconds: float | None
     actor_seconds: float | None
     score: float | None
+    strategy: str = "group_affine"
+    by_actor: tuple[float, ...] = ()
 
     @property
     def num_actors(self) -> int:
@@ -36,6 +52,117 @@ class ActorDecision:
     chosen: ActorPlan
     alternatives: tuple[ActorPlan, ...]
     reason: str
+
+
+STRATEGIES = ("group_affine", "balanced", "sorted", "random")
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the choice depends on.
+
+    ``cost`` without a measured decode: nothing is known yet, and as many actors as allowed are
+    used. ``strategies``: the candidates, of ``STRATEGIES``. ``cold_start_s`` is paid by each actor
+    beyond the ``num_warm``. ``early_release``: actors are let go when done. ``min_actors`` equal to
+    ``max_actors`` fixes the number. ``seed`` shuffles ``random``. ``reference``: (T₀, C₀) in
+    seconds; None: those of the static plan.
+    """
+
+    max_actors: int
+    cost: CostModel
+    time_weight: float
+    num_warm: int = 0
+    cold_start_s: float = 0.0
+    min_actors: int = 1
+    strategies: tuple[str, ...] = ("group_affine", "balanced", "sorted")
+    early_release: bool = True
+    capacity: Capacity = field(default_factory=Capacity)
+    prefixes: Prefixes = field(default_factory=Prefixes)
+    seed: int = 0
+    reference: tuple[float, float] | None = None
+
+
+def choose(items: Sequence[Item], situation: Situation) -> ActorDecision:
+    """The best plan for ``items`` (at least one). The first of equals: fewer actors, then the
+    order of ``strategies``."""
+    most = min(situation.max_actors, len(items))
+    if "decode" not in situation.cost.measured:
+        strategy = situation.strategies[0]
+        assignment = assign(items, most, strategy, situation)
+        plan = ActorPlan(_ids(assignment), None, None, None, strategy)
+        return ActorDecision(plan, (plan,), "nothing measured yet: as many actors as allowed")
+    reference = situation.reference or static_reference(items, situation)
+    plans = tuple(
+        evaluate(assign(items, number, strategy, situation), strategy, situation, reference)
+        for number in range(min(situation.min_actors, most), most + 1)
+        for strategy in situation.strategies
+    )
+    chosen = min(plans, key=lambda plan: plan.score if plan.score is not None else 0.0)
+    return ActorDecision(chosen, plans, f"lowest score at time weight {situation.time_weight:g}")
+
+
+def assign(
+    items: Sequence[Item], num_actors: int, strategy: str, situation: Situation
+) -> Assignment:
+    """The candidate of ``strategy`` for so many actors; within an actor the longest come first, so
+    that where samples queue none of them is left for last."""
+    cost = situation.cost
+
+    def work(item: Item) -> float:
+        context = (item.prompt_tokens + item.generated + item.remaining / 2) * item.remaining
+        return cost.decode_s(0, item.remaining, context)
+
+    def seconds(longest: float, total: float) -> float:
+        return cost.decode_s(longest, total, 0)
+
+    match strategy:
+        case "random":
+            return random_equal(items, num_actors, situation.seed)
+        case "balanced":
+            assignment = balanced(items, num_actors, work)
+        case "sorted":
+            assignment = length_sorted(items, num_actors, seconds)
+        case "group_affine":
+            assignment = group_affine(items, num_actors, work)
+        case _:
+            raise ValueError(f"no such assignment strategy: {strategy}")
+    return [sorted(actor, key=lambda item: (-item.remaining, item.group)) for actor in assignment]
+
+
+def evaluate(
+    assignment: Assignment, strategy: str, situation: Situation, reference: tuple[float, float]
+) -> ActorPlan:
+    """Predicted seconds, actor-seconds and score of a plan; the items' lengths are believed."""
+    seconds = actor_times(assignment, situation)
+    held = sum(seconds) if situation.early_release else len(seconds) * max(seconds)
+    weight = situation.time_weight
+    time_0, held_0 = (max(value, 1e-9) for value in reference)
+    score = weight * max(seconds) / time_0 + (1 - weight) * held / held_0
+    return ActorPlan(_ids(assignment), max(seconds), held, score, strategy, tuple(seconds))
+
+
+def actor_times(assignment: Assignment, situation: Situation) -> list[float]:
+    """Predicted seconds of each actor, its cold start included. The first actor in order that needs
+    a prompt computes it."""
+    times = []
+    seen: set[int] = set()
+    for index, items in enumerate(assignment):
+        first = frozenset(item.group for item in items) - seen
+        seen |= first
+        cold = situation.cold_start_s if index >= situation.num_warm else 0.0
+        times.append(
+            cold
+            + prefill_seconds(items, situation.cost, situation.prefixes, first)
+            + decode_work(items, situation.capacity).seconds(situation.cost)
+        )
+    return times
+
+
+def static_reference(items: Sequence[Item], situation: Situation) -> tuple[float, float]:
+    """(T₀, C₀): seconds and function-seconds of equal random shares over all actors allowed, all
+    held until the last is done."""
+    seconds = max(actor_times(random_equal(items, situation.max_actors, 0), situation))
+    return seconds, seconds * min(situation.max_actors, len(items))
 
 
 @dataclass(frozen=True)

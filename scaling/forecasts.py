@@ -108,7 +108,7 @@ def longest(forecasts: Sequence[tuple[Forecast, int]], floor: float = 1.0) -> fl
     8 (1 − x/100) = 0.693, x = 91.
     """
     low = floor
-    high = max((forecast.support[-1] for forecast, _ in forecasts), default=floor)
+    high = max([floor, *(forecast.support[-1] for forecast, _ in forecasts)])
     while high - low > 1.0:
         middle = (low + high) / 2
         beyond = sum(number * forecast.exceeds(middle) for forecast, number in forecasts)
