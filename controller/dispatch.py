@@ -17,7 +17,15 @@ from typing import TypeVar
 from controller.platforms.base import Platform
 from controller.timeline import Timeline
 from rlhfless.errors import CapacityError, InternalError, RlhflessError, is_retryable
-from rlhfless.messages import ROUTES, AnyFrame, Frame, FunctionName, Heartbeat, Request
+from rlhfless.messages import (
+    ROUTES,
+    AnyFrame,
+    Frame,
+    FunctionName,
+    Heartbeat,
+    Request,
+    SteerRequest,
+)
 
 F = TypeVar("F", bound=Frame)
 
@@ -64,6 +72,10 @@ class Dispatcher:
                         yield frame
         finally:
             self.timeline.add(function, start_s, loop.time(), busy_s)
+
+    async def steer(self, request: SteerRequest) -> bool:
+        """Change a running call; False if it cannot be changed (``Platform.steer``)."""
+        return await self.platform.steer(request)
 
     def warm(self, function: FunctionName) -> int:
         """Instances of a function that are past their cold start."""

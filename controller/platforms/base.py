@@ -1,4 +1,4 @@
-"""The seam between the controller and the world: four methods, nothing else.
+"""The seam between the controller and the world: five methods, nothing else.
 
 A platform runs function instances somewhere (processes, Ray replicas, pods, a cost model) and
 carries calls to them. What a call means is no business of a platform; when an instance runs is no
@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from rlhfless.messages import AnyFrame, FunctionName, Request
+from rlhfless.messages import AnyFrame, FunctionName, Request, SteerRequest
 
 InstanceState = Literal["cold", "idle", "busy", "stopping"]
 
@@ -50,10 +50,22 @@ class Platform(Protocol):
         """
         ...
 
+    async def steer(self, request: SteerRequest) -> bool:
+        """Deliver a change to the instance that serves the call ``request.target``, out of turn.
+
+        True: the call takes it, and its stream shows its effect. False: no instance serves the
+        call, the call is about to end, or this platform cannot reach single instances; also when
+        no answer came in time, and then the change may have been taken all the same: a call that
+        goes on after False is left alone or ended. Never raises for the state of an instance.
+        """
+        ...
+
     async def scale(self, function: FunctionName, count: int) -> None:
         """Have ``count`` instances ready (bounded by the maximum), and let idle ones above it go.
 
-        Returns at once; starting goes on in the background. Busy instances finish their calls.
+        Returns at once; starting goes on in the background. Idle instances go first, at once; busy
+        ones above ``count`` go when they have finished their calls, unless a call or a later
+        ``scale`` needs them.
         """
         ...
 
