@@ -21,7 +21,7 @@ from typing import Any
 from functions.context import CallContext, Handler, StopReason
 from rlhfless.errors import CapacityError, InternalError, RlhflessError, TransientError
 from rlhfless.frames import encode_frame
-from rlhfless.messages import TERMINAL, Drain, Frame, Heartbeat, Problem
+from rlhfless.messages import TERMINAL, CallInfo, Drain, Frame, Heartbeat, Problem
 
 WAITING_FRAMES = 64
 OVERRUN_S = 10.0
@@ -44,6 +44,7 @@ class Execution:
         on_end: Callable[[Execution], None],
     ) -> None:
         self.context = context
+        self.call: CallInfo = request.call
         self.outcome = "ok"
         self.busy_s = 0.0
         """Seconds up to the handler's newest frame."""
@@ -77,7 +78,7 @@ class Execution:
         except BaseException as error:  # the task boundary: a handler may fail in any way
             failure = as_error(error)
             if isinstance(failure, InternalError):
-                _log.exception("call %s failed", self._request.call.id)
+                _log.exception("call %s failed", self.call.id)
             self._put(self._problem(failure))
             return
         if not ended and self.context.stop_reason == "abort":

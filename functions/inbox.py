@@ -18,11 +18,13 @@ class Inbox:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open = False
+        self._shut = False
         self._waiting: list[SteerRequest] = []
         self._last = 0
 
     def open(self) -> None:
-        self._open = True
+        with self._lock:
+            self._open = not self._shut
 
     def offer(self, change: SteerRequest) -> bool:
         """Whether the handler takes it, or took it before: changes are numbered from 1 without
@@ -53,6 +55,7 @@ class Inbox:
             return taken
 
     def shut(self) -> None:
-        """Refuse everything new from now on: the handler is gone."""
+        """Refuse everything new for good: the handler is gone or about to be. It can still take
+        what is inside."""
         with self._lock:
-            self._open = False
+            self._open, self._shut = False, True

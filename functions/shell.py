@@ -5,9 +5,10 @@ with a problem document and its status (401 token, 422 bytes that are no request
 full), what is admitted is answered 200 with a stream of frames that ends with exactly one terminal
 frame. ``GET /healthz /readyz /metrics`` need no token.
 
-A rollout streams and is idempotent by its seeds. Every other call has one result: repeats of its
-id join the run in flight, or get the first result (``functions.results``). A caller that goes away
-stops its call; a call that others have joined goes on for them.
+A rollout streams and is idempotent by its seeds; a ``SteerRequest`` changes it while it runs, is
+answered at once and needs no room (``functions.steering``). Every other call has one result:
+repeats of its id join the run in flight, or get the first result (``functions.results``). A caller
+that goes away stops its call; a call that others have joined goes on for them.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from functions.context import CallContext, Function, Handler
 from functions.execution import Execution
 from functions.metrics import Metrics
 from functions.results import RecentResults, open_store, result_name, stored_first
+from functions.steering import Steering
 from functions.streaming import Answer, FrameStream
 from rlhfless import messages
 from rlhfless.errors import CapacityError, RlhflessError, TransientError, UserError
 from rlhfless.frames import encode_frame
-from rlhfless.messages import ROUTES, FunctionName, Heartbeat, RolloutRequest
+from rlhfless.messages import ROUTES, FunctionName, Heartbeat, RolloutRequest, SteerRequest
 
 HEARTBEAT_S = 5.0
 _log = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ class Shell:
     _active: set[Execution] = field(default_factory=set)
     _shared: dict[tuple[str, str], _Shared] = field(default_factory=dict)
     _recent: RecentResults = field(default_factory=RecentResults)
+    _steering: Steering = field(default_factory=Steering)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _num_answers: int = 0
 
@@ -76,11 +79,15 @@ class Shell:
 
     def answer(self, request: messages.Request) -> Answer:
         """Admit a call and return its answer; raises ``CapacityError`` if there is no room now."""
+        if isinstance(request, SteerRequest):
+            steered = encode_frame(self._steering.steer(request))
+            return self._answer(_one(steered), lambda: None)
         handler = self.function.handlers[type(request)]
         if isinstance(request, RolloutRequest):
             self._admit()
             execution = self._start(handler, request)
             self._streams.add(execution)
+            self._steering.began(request.call, execution.context.inbox)
             return self._answer(
                 execution.chunks(self.heartbeat_s), lambda: self._end_stream(execution)
             )
@@ -127,11 +134,13 @@ class Shell:
 
     def _ended(self, execution: Execution) -> None:
         self._active.discard(execution)
+        self._steering.ended(execution.call, execution.context.inbox)
         self.metrics.ended(execution)
         self._note_idle()
 
     def _end_stream(self, execution: Execution) -> None:
         self._streams.discard(execution)
+        self._steering.ended(execution.call, execution.context.inbox)
         execution.abandon()
 
     def _share(self, key: tuple[str, str], handler: Handler, request: messages.Request) -> _Shared:
@@ -175,6 +184,7 @@ class Shell:
     async def drain(self, grace_s: float, reason: str = "SIGTERM") -> bool:
         """Admit nothing more, ask running calls to end; False if some had not after ``grace_s``."""
         self.draining = True
+        self._steering.close()
         for execution in self._active:
             if execution in self._streams:
                 execution.announce_drain(reason)
@@ -213,7 +223,8 @@ def create_app(
     shell = Shell(name, function, token, concurrency, heartbeat_s)
     app = FastAPI(title=f"rlhfless {name}", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.shell = shell
-    for kind in function.handlers:
+    steers = (SteerRequest,) if RolloutRequest in function.handlers else ()
+    for kind in (*function.handlers, *steers):
         app.add_api_route(ROUTES[kind][1], _endpoint(shell, kind), methods=["POST"])
     _add_health(app, shell)
     return app

@@ -35,7 +35,7 @@ from controller.platforms.local_processes import (
 from rlhfless.errors import CapacityError, InternalError, RlhflessError
 from rlhfless.frames import encode_request
 from rlhfless.lifeline import Home
-from rlhfless.messages import ROUTES, AnyFrame, FunctionName, Request
+from rlhfless.messages import ROUTES, AnyFrame, FunctionName, Request, SteerRequest
 
 _START_ATTEMPTS = 3
 _REFUSED_PAUSE_S = 0.02
@@ -88,6 +88,7 @@ class LocalPlatform:
         )
         self._started: tuple[Home, ZygoteLauncher, FreshLauncher] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._serving: dict[tuple[str, str], LocalInstance] = {}  # by job and call
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._num_started = 0
         self._closing = False
@@ -102,15 +103,17 @@ class LocalPlatform:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # --- the platform's four methods --------------------------------------------------------------
+    # --- the platform's five methods --------------------------------------------------------------
 
     async def invoke(self, request: Request) -> AsyncGenerator[AnyFrame, None]:
         function, path = ROUTES[type(request)]
         pool = self._pool(function)
         body = encode_request(request)
+        name = (request.call.job, request.call.id)
         again = False
         while True:
             instance = await self._acquire(pool, first=again)
+            self._serving[name] = instance
             try:
                 async with contextlib.aclosing(instance.call(path, body)) as frames:
                     async for frame in frames:
@@ -123,7 +126,13 @@ class LocalPlatform:
                 self._pause(pool, instance)
                 again = True
             finally:
+                if self._serving.get(name) is instance:
+                    del self._serving[name]
                 self._release(pool, instance)
+
+    async def steer(self, request: SteerRequest) -> bool:
+        instance = self._serving.get((request.call.job, request.target))
+        return instance is not None and await instance.steer(request)
 
     async def scale(self, function: FunctionName, count: int) -> None:
         pool = self._pool(function)

@@ -26,11 +26,21 @@ from rlhfless.errors import (
     TransientError,
     from_problem,
 )
-from rlhfless.frames import FrameReader
+from rlhfless.frames import FrameReader, encode_request
 from rlhfless.lifeline import Home
-from rlhfless.messages import TERMINAL, AnyFrame, Drain, Problem
+from rlhfless.messages import (
+    ROUTES,
+    TERMINAL,
+    AnyFrame,
+    Drain,
+    Problem,
+    Steered,
+    SteerRequest,
+)
 
 _TAIL_LINES = 12
+STEER_TIMEOUT_S = 5.0
+_STEER_ATTEMPTS = 2
 _EXIT_NEWS_S = 2.0
 """How long after a broken stream to wait for word of why the process ended."""
 
@@ -222,6 +232,24 @@ class LocalInstance:
         finally:
             if response is not None:
                 await response.aclose()
+
+    async def steer(self, request: SteerRequest) -> bool:
+        """Whether it says that it takes a change; asked once more if it does not answer, for
+        changes are numbered. A dead instance says no."""
+        _, path = ROUTES[SteerRequest]
+        body = encode_request(request)
+        for _ in range(_STEER_ATTEMPTS):
+            with contextlib.suppress(TimeoutError, TransientError, Refused):
+                async with (
+                    asyncio.timeout(STEER_TIMEOUT_S),
+                    contextlib.aclosing(self.call(path, body)) as frames,
+                ):
+                    async for frame in frames:
+                        if isinstance(frame, Steered):
+                            return frame.accepted
+            if self.process is None or self.process.exited.done():
+                break
+        return False
 
     async def _admitted(self, request: httpx.Request) -> httpx.Response:
         """The answer's head. Raises ``Refused`` also if the process ended in order before it looked

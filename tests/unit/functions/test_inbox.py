@@ -73,6 +73,7 @@ def test_what_is_shut_keeps_what_it_holds() -> None:
     inbox = opened()
     inbox.offer(change(1))
     inbox.shut()
+    inbox.open()
     assert not inbox.offer(change(2))
     assert len(inbox.take()) == 1
 
