@@ -1,8 +1,7 @@
 """A platform whose functions are small scripts on the loop's clock, with faults on demand.
 
-A sample's tokens follow from its seed alone, as with the real engine, so whatever is lost on the
-way, the step must end with the same samples. The training script keeps versions by compare-and-
-swap and counts optimizer steps.
+Whatever is lost on the way, a step must end with the same samples (``scripted_rollout``). The
+training script keeps versions by compare-and-swap and counts optimizer steps.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from rlhfless.batches import Batch, read_batch
 from rlhfless.errors import CapacityError, ConflictError, RlhflessError, TransientError
 from rlhfless.messages import (
     AnyFrame,
-    Drain,
     ExportDone,
     ExportRequest,
-    Finished,
     FunctionName,
     Heartbeat,
     LogprobsDone,
@@ -29,40 +26,15 @@ from rlhfless.messages import (
     Request,
     RewardDone,
     RewardRequest,
-    RolloutDone,
     RolloutRequest,
-    SampleTask,
-    Tokens,
+    SteerRequest,
     TrainDone,
     TrainRequest,
 )
 from rlhfless.objects import ObjectStore
-from rlhfless.seeds import uniform
+from tests.support.scripted_rollout import Faults, ScriptedRollout
 
-ITERATION_S = 0.01
-
-
-def sample_length(task: SampleTask) -> int:
-    """Long-tailed: mostly short, a few up to the limit."""
-    return max(1, min(task.max_tokens, int(2 / (1.001 - uniform(task.seed, 1 << 20)))))
-
-
-def sample_token(task: SampleTask, position: int) -> int:
-    return 4 + int(uniform(task.seed, position) * 60)
-
-
-@dataclass
-class Faults:
-    """Chances, per frame of a rollout or per call of another function, of something going wrong."""
-
-    rng: random.Random
-    lost: float = 0.0
-    drained: float = 0.0
-    refused: float = 0.0
-    repeated: float = 0.0
-
-    def strikes(self, chance: float) -> bool:
-        return chance > 0 and self.rng.random() < chance
+STEER_S = 0.001
 
 
 @dataclass
@@ -75,7 +47,9 @@ class ScriptedPlatform:
     generated: dict[str, int] = field(default_factory=dict)
     batches: dict[str, Batch] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
+    steers: list[SteerRequest] = field(default_factory=list)
     broken: RlhflessError | None = None
+    _running: dict[str, ScriptedRollout] = field(default_factory=dict)
 
     async def invoke(self, request: Request) -> AsyncGenerator[AnyFrame]:
         self.requests.append(request)
@@ -98,54 +72,20 @@ class ScriptedPlatform:
         yield result
 
     async def _rollout(self, request: RolloutRequest) -> AsyncGenerator[AnyFrame]:
-        held = [len(task.tokens) for task in request.samples]
-        live = list(range(len(request.samples)))
-        iterations = tokens = 0
-        while live:
-            await asyncio.sleep(ITERATION_S)
-            iterations += 1
-            if self.faults.strikes(self.faults.lost):
-                raise TransientError("the stream broke")
-            if self.faults.strikes(self.faults.drained):
-                yield Drain(reason="SIGTERM")
-                yield RolloutDone(unfinished=live, iterations=iterations, generated_tokens=tokens)
-                return
-            yield self._frame(request, live, held)
-            if self.faults.strikes(self.faults.repeated):
-                yield self._frame(request, live, held)
-            for index in live:
-                task = request.samples[index]
-                self.generated[task.id] = self.generated.get(task.id, 0) + 1
-                held[index] += 1
-            tokens += len(live)
-            ended = [i for i in live if held[i] >= sample_length(request.samples[i])]
-            if ended:
-                yield Finished(
-                    samples=ended,
-                    reasons=[
-                        "length" if held[i] == request.samples[i].max_tokens else "stop"
-                        for i in ended
-                    ],
-                )
-                live = [i for i in live if i not in ended]
-        yield Heartbeat(busy_s=iterations * ITERATION_S)
-        yield RolloutDone(
-            iterations=iterations,
-            generated_tokens=tokens,
-            decode_s=iterations * ITERATION_S,
-            prefill_computed=sum(map(len, request.prompts)),
+        call = self._running[request.call.id] = ScriptedRollout(
+            request, self.faults, self.generated
         )
+        try:
+            async for frame in call.frames():
+                yield frame
+        finally:
+            del self._running[request.call.id]
 
-    def _frame(self, request: RolloutRequest, live: list[int], held: list[int]) -> Tokens:
-        tokens = [sample_token(request.samples[i], held[i]) for i in live]
-        return Tokens(
-            samples=list(live),
-            starts=[held[i] for i in live],
-            counts=[1] * len(live),
-            tokens=tokens,
-            logprobs=array.array("f", [-1.0] * len(live)).tobytes(),
-            version=request.model.version,
-        )
+    async def steer(self, request: SteerRequest) -> bool:
+        self.steers.append(request)
+        await asyncio.sleep(STEER_S)
+        call = self._running.get(request.target)
+        return call is not None and call.steer(request)
 
     def _unary(self, request: Request) -> AnyFrame:
         if isinstance(request, RewardRequest):
