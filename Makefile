@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-faults lint format types bench docs clean
+.PHONY: help install demo test test-fast lint format types bench docs clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -27,9 +27,6 @@ test: install ## Run all tests
 
 test-fast: install ## Run the tests that start no real job
 	$(BIN)/python -m pytest -m "not slow"
-
-test-faults: install ## Run the tests that kill functions and controllers in every phase
-	$(BIN)/python -m pytest -m faults
 
 lint: install ## Lint, check formatting and the import contracts
 	$(BIN)/ruff check .

@@ -10,7 +10,7 @@ import pytest
 from tests.support.processes import wait_until_gone
 from tests.support.runs import Result, Workplace, assert_same
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults]
+pytestmark = pytest.mark.slow
 
 # Where a call is held up while a function is killed: phase -> (calls, point).
 PHASES = {
