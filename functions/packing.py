@@ -55,13 +55,14 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward pass with r response tokens, on the model's device.
+    """One forward pass over ``samples``, with r response tokens, on the model's device.
 
     ``input_ids`` ``[B, T]``; ``positions`` and ``blocks`` only where packed (B is 1 then).
     ``predict`` ``[r]`` is the place in ``[B * T]`` whose output predicts a token, ``targets``
     ``[r]`` that token, ``where`` ``[r]`` its place in the batch's response arrays ``[R]``.
     """
 
+    samples: tuple[int, ...]
     input_ids: Tensor
     predict: Tensor
     targets: Tensor
@@ -127,6 +128,7 @@ def _padded(sequences: Sequences, samples: Sequence[int], device: torch.device) 
         predict.append(np.arange(prompt - 1, size) + row * width)
     targets, where = _answers(sequences, samples, device)
     return Pass(
+        samples=tuple(samples),
         input_ids=torch.from_numpy(input_ids).to(device),
         predict=torch.from_numpy(np.concatenate(predict)).to(device),
         targets=targets,
@@ -156,6 +158,7 @@ def _packed(sequences: Sequences, samples: Sequence[int], device: torch.device) 
         at += len(places)
     targets, where = _answers(sequences, samples, device)
     return Pass(
+        samples=tuple(samples),
         input_ids=torch.from_numpy(np.concatenate(tokens).astype(np.int64))[None].to(device),
         positions=torch.from_numpy(np.concatenate(positions))[None].to(device),
         predict=torch.from_numpy(np.concatenate(predict)).to(device),

@@ -1,4 +1,4 @@
-"""The training function: ``TrainRequest`` and ``ExportRequest``."""
+"""The training function: ``GradientsRequest``, ``TrainRequest`` and ``ExportRequest``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functions.context import CallContext, Function, FunctionConfig, Handler
 from functions.modeling import device_for
 from functions.training.export import export
 from functions.training.trainer import Trainer
-from rlhfless.messages import ExportRequest, Frame, Request, TrainRequest
+from rlhfless.messages import ExportRequest, Frame, GradientsRequest, Request, TrainRequest
 
 
 class TrainingFunction:
@@ -16,6 +16,7 @@ class TrainingFunction:
         self._device = device_for(config.accelerator)
         self._trainer = Trainer(self._device)
         self.handlers: Mapping[type[Request], Handler] = {
+            GradientsRequest: self._trainer.gradients,
             TrainRequest: self._trainer.train,
             ExportRequest: self._export,
         }

@@ -14,16 +14,16 @@ from functions.hidden import predictors
 from functions.lm_head import lm_head
 from functions.logprobs import TokenLogprobs, head_logprobs
 from functions.packing import CPU_PASS_TOKENS, Indices, Pass, Sequences, lay_out, plan
-from functions.training.learner import Learner
+from functions.training.learner import Learner, Terms
 from rlhfless.batches import Batch
 from rlhfless.errors import InternalError
-from rlhfless.messages import Optimization, TrainRequest
+from rlhfless.messages import Optimization
 
 
 class Forward:
     """The passes of one update."""
 
-    def __init__(self, learner: Learner, request: TrainRequest, batch: Batch) -> None:
+    def __init__(self, learner: Learner, request: Terms, batch: Batch) -> None:
         self._learner = learner
         self._settings = request.optimization
         self._temperature = request.temperature

@@ -8,6 +8,7 @@ There is no random state to save: all randomness follows from the seeds of the r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from safetensors.torch import load, save
@@ -17,18 +18,28 @@ from functions.training.critic import Critic
 from functions.training.optimizer import AdamW
 from functions.training.policy import Policy
 from rlhfless.errors import InternalError
-from rlhfless.messages import TrainRequest
+from rlhfless.messages import GradientsRequest, TrainRequest
 from rlhfless.seeds import derive
+
+if TYPE_CHECKING:
+    from functions.training.ahead import Ahead
+
+
+Terms: TypeAlias = TrainRequest | GradientsRequest
+"""What an update is made by; its batch comes beside it."""
 
 
 class Learner:
     """State of a job's training at one version. Starts at version 0.
 
-    ``seed`` starts the LoRA matrices: that of the request that makes version 1.
+    ``seed`` starts the LoRA matrices: that of the request that makes version 1. ``ahead``: what is
+    already done of the next update, its gradients in the policy's parameters.
     """
 
-    def __init__(self, request: TrainRequest, device: torch.device, seed: int) -> None:
+    def __init__(self, request: Terms, device: torch.device, seed: int) -> None:
         settings, ref = request.optimization, request.model
+        self.seed = seed
+        self.ahead: Ahead | None = None
         self.policy = Policy(ref, settings, device, derive(seed, "policy"))
         self.optimizer = AdamW(self.policy.trainable())
         self.critic: Critic | None = None
@@ -36,6 +47,11 @@ class Learner:
         if request.algorithm.advantage == "gae":
             self.critic = Critic(ref, settings, device, derive(seed, "critic"))
             self.critic_optimizer = AdamW(self.critic.trainable())
+
+    def forget_ahead(self) -> None:
+        """Free what was done of the next update."""
+        self.ahead = None
+        self.optimizer.forget_gradients()
 
     def checkpoint(self) -> dict[str, bytes]:
         """The attachments of a checkpoint."""

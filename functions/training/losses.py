@@ -1,7 +1,7 @@
 """Losses per response token, and the weights that turn them into one number.
 
 Every loss is ``sum_t weight_t * loss_t`` over the tokens of a minibatch. The weights carry the
-normalisers of the *whole* minibatch, so any split of it into micro-batches or shards adds up to the
+normaliser of the *whole* minibatch, so any split of it into micro-batches or shards adds up to the
 same loss and the same gradient. Tokens are ragged: ``[r]`` for the r response tokens at hand.
 """
 
@@ -20,10 +20,19 @@ from rlhfless.errors import InternalError
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
 
 
-def sample_weights(
-    lengths: NDArray[np.int32], aggregation: Aggregation, max_tokens: int
-) -> NDArray[np.float32]:
-    """The weight of every token of each response of a minibatch ``[n]``; ``lengths`` ``[n]``.
+def token_shares(lengths: NDArray[np.int32], aggregation: Aggregation) -> NDArray[np.float64]:
+    """What sets the tokens of a response apart from those of others ``[n]``; ``lengths`` ``[n]``.
+
+    A token's weight in the loss of a minibatch is its share times the minibatch's ``normaliser``.
+    The share follows from its own response, so gradients can be summed before the rest is known.
+    """
+    if aggregation == "sequence_mean":
+        return np.asarray(1.0 / np.maximum(lengths, 1), np.float64)
+    return np.ones(len(lengths))
+
+
+def normaliser(lengths: NDArray[np.int32], aggregation: Aggregation, max_tokens: int) -> float:
+    """Of a whole minibatch of n responses; with the shares this gives every token the weight
 
     token_mean     1 / sum(lengths)      every token counts the same (DAPO)
     sequence_mean  1 / (n * length_i)    every response counts the same (GRPO as published)
@@ -32,13 +41,20 @@ def sample_weights(
     count = len(lengths)
     match aggregation:
         case "token_mean":
-            weights = np.full(count, 1.0 / max(int(lengths.sum()), 1))
+            return 1.0 / max(int(lengths.sum()), 1)
         case "sequence_mean":
-            weights = 1.0 / (count * np.maximum(lengths, 1))
+            return 1.0 / count
         case "sequence_sum":
             if max_tokens <= 0:
                 raise InternalError("sequence_sum needs the request's max_tokens")
-            weights = np.full(count, 1.0 / (count * max_tokens))
+            return 1.0 / (count * max_tokens)
+
+
+def sample_weights(
+    lengths: NDArray[np.int32], aggregation: Aggregation, max_tokens: int
+) -> NDArray[np.float32]:
+    """The weight of every token of each response of a minibatch ``[n]``; ``lengths`` ``[n]``."""
+    weights = token_shares(lengths, aggregation) * normaliser(lengths, aggregation, max_tokens)
     return weights.astype(np.float32)
 
 

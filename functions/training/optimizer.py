@@ -68,8 +68,17 @@ class AdamW:
             group["eps"] = settings.epsilon
             group["weight_decay"] = 0.0 if vectors else settings.weight_decay
         self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
+        self.forget_gradients()
         return norm
+
+    @torch.no_grad()
+    def scale_gradients(self, factor: float) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+    def forget_gradients(self) -> None:
+        self._adamw.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
         """``exp_avg/<name>``, ``exp_avg_sq/<name>``, ``step/<name>``; empty before a first step."""

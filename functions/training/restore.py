@@ -12,7 +12,7 @@ from collections.abc import Generator
 import msgspec
 import torch
 
-from functions.training.learner import Learner
+from functions.training.learner import Learner, Terms
 from functions.training.update import Update
 from functions.weights.tensors import holds, pull, read_attachment
 from rlhfless.batches import read_batch
@@ -68,7 +68,7 @@ class Replay:
         }
 
 
-def from_store(request: TrainRequest, store: ObjectStore, device: torch.device) -> Replay:
+def from_store(request: Terms, store: ObjectStore, device: torch.device) -> Replay:
     """A learner at the newest checkpoint at or before the request's parent, or at version 0."""
     job, parent = request.model.job, request.model.version
     for version in reversed([v for v in versions(store, job) if v <= parent]):

@@ -1,6 +1,6 @@
 """Train calls without state: commit the next version once, whatever repeats, dies or comes late.
 
-The trainer caches the learner of the version it wrote last. A call on another parent, or on another
+The trainer caches the learner of the version it used last. A call on another parent, or on another
 instance, restores it: the newest checkpoint at or before the parent, then every version since is
 made again from its recorded request and batch, without committing, and compared with what was
 committed. So results do not depend on which instance serves which call.
@@ -18,13 +18,22 @@ import msgspec
 import torch
 
 from functions.context import CallContext
-from functions.training.learner import Learner
+from functions.training import ahead
+from functions.training.learner import Terms
 from functions.training.restore import Replay, from_store
 from functions.training.update import Update
 from functions.weights.tensors import holds, publish
-from rlhfless.batches import read_batch
+from rlhfless.batches import decode_batch, read_batch
 from rlhfless.errors import TransientError, UserError
-from rlhfless.messages import Frame, Heartbeat, TrainDone, TrainRequest, finite
+from rlhfless.messages import (
+    Frame,
+    GradientsDone,
+    GradientsRequest,
+    Heartbeat,
+    TrainDone,
+    TrainRequest,
+    finite,
+)
 from rlhfless.objects import ObjectStore
 from rlhfless.versions import Manifest, committed, read_manifest
 
@@ -34,16 +43,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Cached:
-    """A learner and what it is: ``files`` of its manifest name the very attempt that wrote it."""
+    """A learner at a version, and what it was built from."""
 
-    learner: Learner
     key: tuple[object, ...]
-    version: int
-    files: frozenset[str]
+    state: Replay
 
 
 class Trainer:
-    """Serves ``TrainRequest``, one call at a time."""
+    """Serves ``TrainRequest`` and ``GradientsRequest``, one call at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -61,6 +68,17 @@ class Trainer:
         """
         with self._lock:
             yield from self._train(request, context)
+
+    def gradients(
+        self, request: GradientsRequest, context: CallContext
+    ) -> Generator[Frame, None, None]:
+        """Do ahead what can be done with a part of the next train call's batch, and keep it for
+        that call; the last frame is ``GradientsDone``. Nothing is to be done once it was made.
+
+        Raises ``TransientError`` when told to stop (what was done is kept), else as ``begin`` does.
+        """
+        with self._lock:
+            yield from self._gradients(request, context)
 
     def _train(self, request: TrainRequest, context: CallContext) -> Generator[Frame, None, None]:
         store, job, parent = context.store, request.model.job, request.model.version
@@ -92,7 +110,8 @@ class Trainer:
             data_position=request.data_position,
         )
         if ours or holds(manifest, tensors):
-            self._cached = _Cached(learner, _key(request), parent + 1, frozenset(manifest.files))
+            made = Replay(store, learner, parent + 1, frozenset(manifest.files))
+            self._cached = _Cached(_key(request), made)
         if not ours:
             yield _repeated(manifest)
             return
@@ -104,9 +123,20 @@ class Trainer:
             restore_s=restored_at - started,
         )
 
-    def _at_parent(
-        self, request: TrainRequest, context: CallContext
-    ) -> Generator[Frame, None, Replay]:
+    def _gradients(
+        self, request: GradientsRequest, context: CallContext
+    ) -> Generator[Frame, None, None]:
+        if read_manifest(context.store, request.model.job, request.model.version + 1) is not None:
+            yield GradientsDone()
+            return
+        state = yield from self._at_parent(request, context)
+        self._cached = _Cached(_key(request), state)  # the weights stay, whatever happens here
+        work = ahead.begin(state.learner, request, decode_batch(request.batch))
+        yield from _paced(work, context)
+        done = state.learner.ahead
+        yield GradientsDone(num_samples=0 if done is None else len(done.digests))
+
+    def _at_parent(self, request: Terms, context: CallContext) -> Generator[Frame, None, Replay]:
         """A learner at the parent version, taken out of the cache: until the call has ended well it
         is in no known state."""
         job, parent = request.model.job, request.model.version
@@ -121,19 +151,26 @@ class Trainer:
         while replay.version < parent:
             yield from _paced(replay.forward(job, parent), context, stop_at_deadline=False)
             if context.stop_reason is not None:  # what was replayed serves the next attempt
-                self._cached = _Cached(replay.learner, _key(request), replay.version, replay.files)
+                rest = Replay(context.store, replay.learner, replay.version, replay.files)
+                self._cached = _Cached(_key(request), rest)
                 raise _stopped(context)
         return replay
 
-    def _from_cache(self, request: TrainRequest, store: ObjectStore) -> Replay | None:
-        """The cached learner if it is the parent, or on the way to it."""
+    def _from_cache(self, request: Terms, store: ObjectStore) -> Replay | None:
+        """The cached learner if it is the parent, or on the way to it: ``files`` of a version's
+        manifest name the very attempt that wrote it."""
         cached, self._cached = self._cached, None
-        if cached is None or cached.key != _key(request) or cached.version > request.model.version:
+        if cached is None or cached.key != _key(request):
             return None
-        manifest = read_manifest(store, request.model.job, cached.version)
-        if manifest is None or frozenset(manifest.files) != cached.files:
+        state, parent = cached.state, request.model.version
+        if state.version == 0:
+            return state if parent == 0 and state.learner.seed == request.seed else None
+        if state.version > parent:
             return None
-        return Replay(store, cached.learner, cached.version, cached.files)
+        manifest = read_manifest(store, request.model.job, state.version)
+        if manifest is None or frozenset(manifest.files) != state.files:
+            return None
+        return state
 
 
 def _paced(
@@ -167,7 +204,7 @@ def _repeated(manifest: Manifest) -> TrainDone:
     return TrainDone(version=manifest.version, metrics=manifest.metrics, repeated=True)
 
 
-def _key(request: TrainRequest) -> tuple[object, ...]:
+def _key(request: Terms) -> tuple[object, ...]:
     """What a learner is built from; the rest of a request may change from call to call."""
     s = request.optimization
     return (

@@ -14,10 +14,12 @@ import torch
 
 from functions.context import CallContext
 from functions.training.trainer import Trainer
-from rlhfless.batches import Batch, write_batch
+from rlhfless.batches import Batch, encode_batch, write_batch
 from rlhfless.messages import (
     Algorithm,
     CallInfo,
+    GradientsDone,
+    GradientsRequest,
     Heartbeat,
     ModelRef,
     Optimization,
@@ -63,7 +65,7 @@ def make_batch(
 
 
 def reorder(batch: Batch, order: Sequence[int]) -> Batch:
-    """The same samples, in another order."""
+    """The same samples in another order, or some of them."""
 
     def pick(tokens: Any, lengths: Any) -> Any:
         parts = np.split(tokens, np.cumsum(lengths)[:-1])
@@ -130,6 +132,31 @@ class Job:
             checkpoint=checkpoint,
             data_position={"epoch": 0, "index": parent},
         )
+
+    def gradients_request(
+        self, train: TrainRequest, batch: Batch, groups: Sequence[int]
+    ) -> GradientsRequest:
+        """For these groups of ``batch``, ahead of the call ``train``."""
+        samples = np.flatnonzero(np.isin(batch.groups, groups)).tolist()
+        return GradientsRequest(
+            call=msgspec.structs.replace(train.call, id=f"{train.call.id}-{samples}"),
+            model=train.model,
+            batch=encode_batch(reorder(batch, samples)),
+            samples=samples,
+            groups=batch.groups.tolist(),
+            algorithm=train.algorithm,
+            optimization=train.optimization,
+            seed=train.seed,
+            temperature=train.temperature,
+            max_tokens=train.max_tokens,
+        )
+
+    def gradients(self, trainer: Trainer, request: GradientsRequest) -> int:
+        """Samples begun."""
+        *others, done = trainer.gradients(request, self.context())
+        assert all(isinstance(frame, Heartbeat) for frame in others)
+        assert isinstance(done, GradientsDone)
+        return done.num_samples
 
     def context(self, deadline_s: float = 60.0) -> CallContext:
         return CallContext(store=self.store, deadline=time.monotonic() + deadline_s)

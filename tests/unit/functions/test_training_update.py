@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from functions.training.learner import Learner
-from functions.training.update import Update, minibatches
+from functions.training.minibatches import minibatches
+from functions.training.update import Update
 from rlhfless.batches import Batch
 from rlhfless.errors import InternalError, UserError
 from rlhfless.messages import Algorithm, BatchRef, CallInfo, ModelRef, Optimization, TrainRequest
@@ -237,6 +238,8 @@ def test_metrics_have_their_public_names(tiny_model_dir: Path) -> None:
         "value/loss",
         "value/explained_variance",
         "reward/frac_zero_std_groups",
+        "training/overlapped_share",
+        "training/overlapped_s",
     }
 
 
