@@ -19,7 +19,7 @@ from functions.rollout.decoder import Decoder
 from functions.rollout.engine import RolloutFrame
 from functions.rollout.generation import Generation
 from functions.rollout.hf_decoder import HfDecoder
-from functions.rollout.limits import limits_for
+from functions.rollout.limits import kv_bytes_per_token, limits_for
 from functions.rollout.llama_decoder import LlamaDecoder
 from functions.rollout.llama_weights import LlamaWeights, supports
 from functions.rollout.request import check_roster
@@ -64,6 +64,9 @@ class TransformersEngine:
             generation.done(),
             weights_pull_s=self._pulled.seconds,
             weights_bytes=self._pulled.bytes,
+            max_batch=limits.max_batch,
+            kv_capacity=limits.kv_tokens,
+            kv_token_bytes=kv_bytes_per_token(model),
         )
 
     def close(self) -> None:

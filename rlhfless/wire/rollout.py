@@ -164,6 +164,9 @@ class RolloutDone(Frame, frozen=True, kw_only=True):
     spared in all (sharing within the call included). ``prefill_s`` is without ``kv_load_s`` and
     ``kv_publish_s``; bytes are those that were moved. ``context_tokens`` sums, over the
     ``iterations``, the tokens all rows attended to. Times in seconds.
+
+    Of the engine: ``max_batch`` samples together at most, whose keys and values hold
+    ``kv_capacity`` tokens of ``kv_token_bytes`` bytes each; 0: not known.
     """
 
     unfinished: list[int] = []
@@ -182,3 +185,6 @@ class RolloutDone(Frame, frozen=True, kw_only=True):
     kv_published_bytes: int = 0
     weights_pull_s: float = 0.0
     weights_bytes: int = 0
+    max_batch: int = 0
+    kv_capacity: int = 0
+    kv_token_bytes: int = 0
