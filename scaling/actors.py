@@ -27,7 +27,8 @@ from scaling.assignment import (
 )
 from scaling.cost_model import CostModel
 from scaling.decode_cost import DecodeCost
-from scaling.work import Capacity, Prefixes, decode_work, prefill_seconds
+from scaling.tails import Finish, last
+from scaling.work import Capacity, Prefixes, actor_finish
 
 
 @dataclass(frozen=True)
@@ -133,36 +134,39 @@ def evaluate(
     assignment: Assignment, strategy: str, situation: Situation, reference: tuple[float, float]
 ) -> ActorPlan:
     """Predicted seconds, actor-seconds and score of a plan; the items' lengths are believed."""
-    seconds = actor_times(assignment, situation)
-    held = sum(seconds) if situation.early_release else len(seconds) * max(seconds)
+    actors = finishes(assignment, situation)
+    by_actor = tuple(actor.mean() for actor in actors)
+    # No expectation of a maximum is below the largest expectation, up to its table's precision.
+    seconds = max(last(actors), *by_actor)
+    held = sum(by_actor) if situation.early_release else len(actors) * seconds
     weight = situation.time_weight
     time_0, held_0 = (max(value, 1e-9) for value in reference)
-    score = weight * max(seconds) / time_0 + (1 - weight) * held / held_0
-    return ActorPlan(_ids(assignment), max(seconds), held, score, strategy, tuple(seconds))
+    score = weight * seconds / time_0 + (1 - weight) * held / held_0
+    return ActorPlan(_ids(assignment), seconds, held, score, strategy, by_actor)
 
 
-def actor_times(assignment: Assignment, situation: Situation) -> list[float]:
-    """Predicted seconds of each actor, its cold start included. The first actor in order that needs
-    a prompt computes it."""
-    times = []
+def finishes(assignment: Assignment, situation: Situation) -> list[Finish]:
+    """When each actor is done, its cold start included. The first actor in order that needs a
+    prompt computes it."""
+    actors = []
     seen: set[int] = set()
     for index, items in enumerate(assignment):
         first = frozenset(item.group for item in items) - seen
         seen |= first
-        cold = situation.cold_start_s if index >= situation.num_warm else 0.0
-        times.append(
-            cold
-            + prefill_seconds(items, situation.cost, situation.prefixes, first)
-            + decode_work(items, situation.capacity).seconds(situation.cost)
+        start_s = situation.cold_start_s if index >= situation.num_warm else 0.0
+        actors.append(
+            actor_finish(
+                items, situation.cost, situation.capacity, situation.prefixes, first, start_s
+            )
         )
-    return times
+    return actors
 
 
 def static_reference(items: Sequence[Item], situation: Situation) -> tuple[float, float]:
     """(T₀, C₀): seconds and function-seconds of equal random shares over all actors allowed, all
     held until the last is done."""
-    seconds = max(actor_times(random_equal(items, situation.max_actors, 0), situation))
-    return seconds, seconds * min(situation.max_actors, len(items))
+    actors = finishes(random_equal(items, situation.max_actors), situation)
+    return last(actors), last(actors) * len(actors)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,14 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 NEWTON_STEPS = 12
+STEPS_PER_OCTAVE = 4
+_NEVER = -1e9
+"""Logarithm of a probability of nothing; finite, so that sums stay ordered."""
+
+
+def grid(j: int) -> float:
+    """Lengths at which distributions are tabulated: 1, 1.19, 1.41, 1.68, 2 ... tokens."""
+    return float(2 ** (j / STEPS_PER_OCTAVE))
 
 
 @dataclass(frozen=True)
@@ -51,10 +59,6 @@ class Forecast:
         high = min(low + 1, len(self.support) - 1)
         share = min(max(place - low, 0.0), 1.0)
         return self.support[low] * (1 - share) + self.support[high] * share
-
-    def exceeds(self, tokens: float) -> float:
-        """Probability of a response longer than ``tokens``."""
-        return 1 - bisect_right(self.support, tokens) / len(self.support)
 
     def remaining(self, generated: int) -> float:
         """Expected further tokens of a response that has ``generated`` and has not ended.
@@ -90,6 +94,16 @@ class Forecast:
         )
 
     @cached_property
+    def log_within(self) -> tuple[float, ...]:
+        """Logarithms of P(length <= grid(j)), up to the first that is 0."""
+        logs: list[float] = []
+        place = 0
+        while place < len(self.support):
+            place = bisect_right(self.support, grid(len(logs)))
+            logs.append(math.log(place / len(self.support)) if place else _NEVER)
+        return tuple(logs)
+
+    @cached_property
     def _above(self) -> list[float]:
         """``[i]``: sum of ``support[i:]``; one entry more than the support."""
         return list(accumulate(reversed(self.support), initial=0.0))[::-1]
@@ -98,25 +112,6 @@ class Forecast:
 def certain(tokens: float) -> Forecast:
     """The forecast of somebody who knows."""
     return Forecast((float(tokens),), max(1, math.ceil(tokens)), between=1e-6, scatter=1e-6)
-
-
-def longest(forecasts: Sequence[tuple[Forecast, int]], floor: float = 1.0) -> float:
-    """The median of the longest of many responses: ``forecasts`` holds (forecast, how many).
-
-    Solves sum of n · P(length > x) = ln 2 for x (the number of responses beyond x is nearly
-    Poisson), by bisection to a token. Worked number: 8 responses, each uniform over 1 .. 100:
-    8 (1 − x/100) = 0.693, x = 91.
-    """
-    low = floor
-    high = max([floor, *(forecast.support[-1] for forecast, _ in forecasts)])
-    while high - low > 1.0:
-        middle = (low + high) / 2
-        beyond = sum(number * forecast.exceeds(middle) for forecast, number in forecasts)
-        if beyond > math.log(2):
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def quantile_blocks(values: Sequence[float], count: int) -> list[float]:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scaling.assignment import Item
 from scaling.cost_model import CostModel
-from scaling.forecasts import Forecast, longest
+from scaling.forecasts import Forecast
+from scaling.tails import Finish, Longest, longest
 
 
 @dataclass(frozen=True)
@@ -47,31 +48,22 @@ class Prefixes:
     stored: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True)
-class Decode:
-    """Features of an actor's decoding: iterations, tokens, context tokens."""
+def decode_finish(items: Sequence[Item], cost: CostModel, capacity: Capacity) -> Finish:
+    """When decoding ``items`` (in this order of admission) is done.
 
-    iterations: float
-    tokens: float
-    context_tokens: float
-
-    def seconds(self, cost: CostModel) -> float:
-        return cost.decode_s(self.iterations, self.tokens, self.context_tokens)
-
-
-def decode_work(items: Sequence[Item], capacity: Capacity) -> Decode:
-    """What decoding ``items`` (in this order of admission) takes.
-
-    The iterations allow for the longest sample's being longer than its mean: they are at least the
-    median of the longest response under the forecasts.
+    The iterations are at least those of list scheduling with the lengths' means, and at least as
+    many as the longest response has tokens: a distribution under the items' forecasts.
     """
-    iterations = max(_iterations(items, capacity), _expected_longest(items))
     tokens = sum(item.remaining for item in items)
     context = sum(
         (item.prompt_tokens + item.generated) * item.remaining + item.remaining**2 / 2
         for item in items
     )
-    return Decode(iterations, tokens, context)
+    return Finish(
+        rest_s=cost.decode_s(0, tokens, context),
+        token_s=cost.decode_s(1, 0, 0),
+        longest=_longest(items, capacity),
+    )
 
 
 def prefill_seconds(
@@ -96,28 +88,42 @@ def prefill_seconds(
     return loading + (cost.prefill_s(computed) if computed else 0.0)
 
 
-def actor_seconds(
+def actor_finish(
     items: Sequence[Item],
     cost: CostModel,
     capacity: Capacity = Capacity(),
     prefixes: Prefixes = Prefixes(),
     first: bool | frozenset[int] = True,
+    start_s: float = 0.0,
+) -> Finish:
+    """When an actor that is ready after ``start_s`` has generated its last token."""
+    decode = decode_finish(items, cost, capacity)
+    before = start_s + prefill_seconds(items, cost, prefixes, first)
+    return replace(decode, rest_s=decode.rest_s + before)
+
+
+def actor_seconds(
+    items: Sequence[Item],
+    cost: CostModel,
+    capacity: Capacity = Capacity(),
+    prefixes: Prefixes = Prefixes(),
 ) -> float:
-    """Predicted seconds from the call's start to its last token."""
-    return prefill_seconds(items, cost, prefixes, first) + decode_work(items, capacity).seconds(
-        cost
-    )
+    """Expected seconds from the call's start to its last token."""
+    return actor_finish(items, cost, capacity, prefixes).mean()
 
 
-def _expected_longest(items: Sequence[Item]) -> float:
-    known = max((item.remaining for item in items if not _fresh(item)), default=1.0)
+def _longest(items: Sequence[Item], capacity: Capacity) -> Longest:
+    if _crowded(items, capacity):
+        floor = _listed(items, capacity)
+    else:
+        floor = max((item.remaining for item in items if not _fresh(item)), default=1.0)
     # Samples of a group share their forecast: told apart by identity, since hashing one is slow.
     alike: dict[int, tuple[Forecast, int]] = {}
     for item in items:
         if item.forecast is not None and item.generated == 0:
             forecast, number = alike.get(id(item.forecast), (item.forecast, 0))
             alike[id(forecast)] = (forecast, number + 1)
-    return longest(list(alike.values()), floor=known)
+    return longest(list(alike.values()), floor)
 
 
 def _fresh(item: Item) -> bool:
@@ -125,13 +131,20 @@ def _fresh(item: Item) -> bool:
     return item.forecast is not None and item.generated == 0
 
 
-def _iterations(items: Sequence[Item], capacity: Capacity) -> float:
+def _crowded(items: Sequence[Item], capacity: Capacity) -> bool:
+    """Whether some samples have to wait for others."""
+    if capacity.max_batch and len(items) > capacity.max_batch:
+        return True
+    return capacity.kv_tokens > 0 and (
+        sum(_held(item, capacity) for item in items) > capacity.kv_tokens
+    )
+
+
+def _listed(items: Sequence[Item], capacity: Capacity) -> float:
     """Iterations of list scheduling: the next in order enters as soon as it fits; one that fits
     nowhere runs alone."""
     rows = capacity.max_batch or len(items)
-    room = float(capacity.kv_tokens) if capacity.kv_tokens else float("inf")
-    if len(items) <= rows and sum(_held(item, capacity) for item in items) <= room:
-        return max(item.remaining for item in items)
+    room = float(capacity.kv_tokens or "inf")
     running: list[tuple[float, float]] = []
     held = now = 0.0
     for item in items:
