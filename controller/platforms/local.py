@@ -141,13 +141,13 @@ class LocalPlatform:
         count = min(count, pool.deployment.max_instances)
         for instance in pool.instances.values():
             instance.retiring = False
-        for _ in range(min(count - len(pool.staying), pool.room)):
-            self._begin(pool)
+        pool.owed = max(0, count - len(pool.staying))
+        self._serve(pool)
         surplus = sorted(pool.staying, key=lambda i: (i.calls > 0, i.last_used_s))
         for instance in surplus[: max(0, len(pool.staying) - count)]:
             instance.retiring = True
             if instance.ready and not instance.calls:
-                self._spawn_task(self._stop(instance))
+                self._stop(instance)
 
     def instances(self) -> tuple[Instance, ...]:
         return tuple(
@@ -252,11 +252,10 @@ class LocalPlatform:
     def _rest(self, instance: LocalInstance) -> None:
         """It has nothing to do: let it go now, or when its time-out is over."""
         if instance.retiring:
-            self._spawn_task(self._stop(instance))
+            self._stop(instance)
             return
         self._timers[instance.id] = asyncio.get_running_loop().call_later(
-            instance.deployment.idle_timeout_s,
-            lambda: self._spawn_task(self._stop(instance)),
+            instance.deployment.idle_timeout_s, self._stop, instance
         )
 
     # --- instances --------------------------------------------------------------------------------
@@ -264,6 +263,7 @@ class LocalPlatform:
     def _begin(self, pool: Pool) -> None:
         home, _, _ = self._start()
         self._num_started += 1
+        pool.owed = max(0, pool.owed - 1)
         function = pool.deployment.function
         instance = LocalInstance(
             f"{function}-{self._num_started}",
@@ -321,9 +321,12 @@ class LocalPlatform:
         await asyncio.sleep(self._options.retry_pause_s)
         pool.paused = False
 
-    async def _stop(self, instance: LocalInstance) -> None:
-        if instance.calls == 0:
-            await instance.stop(self._options.grace_s + 2)
+    def _stop(self, instance: LocalInstance) -> None:
+        """An idle instance ends; from this moment on nobody gets it."""
+        if instance.stopping:
+            return
+        instance.stopping = True
+        self._spawn_task(instance.stop(self._options.grace_s + 2))
 
     def _launcher(self, deployment: Deployment) -> Launcher:
         _, zygote, fresh = self._start()

@@ -14,13 +14,15 @@ from rlhfless.errors import RlhflessError
 @dataclass
 class Pool:
     """``waiting`` calls are served first come, first served. ``failures`` counts starts that failed
-    in a row; while ``paused`` none is tried."""
+    in a row; while ``paused`` none is tried. ``owed``: instances asked for ahead of calls and not
+    begun yet, for want of room."""
 
     deployment: Deployment
     instances: dict[str, LocalInstance] = field(default_factory=dict)
     waiting: deque[asyncio.Future[LocalInstance]] = field(default_factory=deque)
     failures: int = 0
     paused: bool = False
+    owed: int = 0
 
     def pick(self) -> LocalInstance | None:
         """The least busy instance with room; among equals the one used last, so that others can
@@ -37,14 +39,15 @@ class Pool:
 
     @property
     def num_missing(self) -> int:
-        """Instances to start so that those waiting get a slot, within the maximum."""
+        """Instances to start so that those waiting get a slot and what is owed is there, within
+        the maximum."""
         if self.paused:
             return 0
         size = self.deployment.concurrency
         coming = sum(size for i in self.instances.values() if i.state == "cold")
         waiting = sum(not w.done() for w in self.waiting)
         needed = -(-max(0, waiting - coming) // size)
-        return min(needed, self.room)
+        return min(max(needed, self.owed), self.room)
 
     @property
     def room(self) -> int:

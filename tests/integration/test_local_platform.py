@@ -197,6 +197,59 @@ def test_scaling_down_lets_a_busy_instance_finish(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_idle_instances_go_at_once_and_busy_ones_stay(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with platform_of(tmp_path, Deployment("rollout", max_instances=3)) as platform:
+            slow = Slow(platform)
+            await slow.started.wait()
+            (busy,) = platform.instances()
+            await platform.scale("rollout", 3)
+            await until(lambda: count(platform, "idle") == 2)
+            await platform.scale("rollout", 1)
+            assert count(platform, "stopping") == 2
+            assert [i.id for i in platform.instances() if i.state == "busy"] == [busy.id]
+            await until(lambda: len(platform.instances()) == 1)
+            seen = len(slow.frames)
+            await until(lambda: len(slow.frames) > seen + 3)
+            await slow.cancel()
+            assert pid_of(await frames_of(platform, rollout())) == slow.pid
+
+    asyncio.run(run())
+
+
+def test_scaling_down_and_up_again_at_once(tmp_path: Path) -> None:
+    """Those that go still hold their places: others begin as soon as they are gone."""
+
+    async def run() -> None:
+        async with platform_of(tmp_path, Deployment("rollout", max_instances=3)) as platform:
+            await platform.scale("rollout", 3)
+            await until(lambda: count(platform, "idle") == 3)
+            before = {i.id for i in platform.instances()}
+            for _ in range(3):
+                await platform.scale("rollout", 0)
+                await platform.scale("rollout", 2)
+            assert count(platform, "stopping") == 3
+            await until(lambda: count(platform, "idle") == 2)
+            assert not before.intersection(i.id for i in platform.instances())
+            assert len(platform.instances()) == 2
+            calls = [frames_of(platform, rollout()) for _ in range(2)]
+            assert len({pid_of(frames) for frames in await asyncio.gather(*calls)}) == 2
+
+    asyncio.run(run())
+
+
+def test_a_call_right_after_scaling_down_is_served(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with platform_of(tmp_path, Deployment("rollout", max_instances=2)) as platform:
+            await platform.scale("rollout", 2)
+            await until(lambda: count(platform, "idle") == 2)
+            await platform.scale("rollout", 0)
+            assert len(await frames_of(platform, rollout())) == 3
+            await until(lambda: len(platform.instances()) == 1)
+
+    asyncio.run(run())
+
+
 def test_scaling_up_again_keeps_what_was_to_go(tmp_path: Path) -> None:
     async def run() -> None:
         async with platform_of(tmp_path) as platform:

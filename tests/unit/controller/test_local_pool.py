@@ -107,6 +107,19 @@ def test_one_that_stops_still_holds_its_place() -> None:
     assert pool.num_missing == 0
 
 
+@pytest.mark.parametrize(
+    ("owed", "num_waiting", "stopping", "missing"),
+    [(2, 0, 0, 2), (2, 1, 0, 2), (1, 2, 0, 2), (3, 0, 2, 2), (3, 0, 4, 0)],
+)
+def test_what_is_owed_is_started_as_room_allows_and_serves_those_who_wait(
+    owed: int, num_waiting: int, stopping: int, missing: int
+) -> None:
+    pool = pool_of(*(Standin(str(i), "stopping") for i in range(stopping)), max_instances=4)
+    waiting(pool, num_waiting)
+    pool.owed = owed
+    assert pool.num_missing == missing
+
+
 def test_none_is_started_while_starts_are_paused() -> None:
     pool = pool_of()
     waiting(pool, 2)
