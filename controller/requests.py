@@ -15,6 +15,7 @@ from rlhfless.messages import (
     CallInfo,
     ExportRequest,
     FunctionName,
+    GradientsRequest,
     LogprobsRequest,
     ModelRef,
     Optimization,
@@ -207,12 +208,42 @@ def train_request(
         batch=batch,
         algorithm=algorithm(job.spec),
         optimization=optimization(job.spec, total_steps),
-        seed=derive(job.spec.seed, "train", step),
+        seed=_train_seed(job, step),
         temperature=job.spec.rollout.temperature,
         max_tokens=job.spec.rollout.max_tokens,
         checkpoint=is_checkpoint(step + 1, job.spec.training.checkpoint_every, total_steps),
         data_position=position,
     )
+
+
+def gradients_request(
+    job: Surroundings,
+    step: int,
+    version: int,
+    part: bytes,
+    samples: Sequence[int],
+    groups: Sequence[int],
+    total_steps: int,
+) -> GradientsRequest:
+    """Begin the work of ``train_request`` on a part of its batch: an encoded batch, whose samples
+    are ``samples`` of the step's, whose groups are ``groups``."""
+    digest = hashlib.blake2b(part, digest_size=8).hexdigest()
+    return GradientsRequest(
+        call=call_info(job, step, "training", f"gradients-{digest}"),
+        model=model_ref(job, version),
+        batch=part,
+        samples=list(samples),
+        groups=list(groups),
+        algorithm=algorithm(job.spec),
+        optimization=optimization(job.spec, total_steps),
+        seed=_train_seed(job, step),
+        temperature=job.spec.rollout.temperature,
+        max_tokens=job.spec.rollout.max_tokens,
+    )
+
+
+def _train_seed(job: Surroundings, step: int) -> int:
+    return derive(job.spec.seed, "train", step)
 
 
 def export_request(job: Surroundings, step: int, version: int, folder: str) -> ExportRequest:

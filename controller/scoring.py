@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from controller.collector import FinishedSample
 from controller.job import Job, Prompt
@@ -18,21 +19,39 @@ BATCHES_PER_STEP = 8
 left to do when the rollout ends, large enough that calls cost little."""
 
 
+@dataclass(frozen=True)
+class ScoredSample:
+    """A sample with all that training needs of it. ``reference``: float32 LE, one per token; None
+    where the job has no KL penalty."""
+
+    sample: FinishedSample
+    score: Scores
+    reference: bytes | None
+
+
 class Scoring:
     """What is known of a step's finished samples. ``prompts``: sample id -> its prompt.
 
     Start ``run`` beside the rollout, ``add`` samples as they finish, ``close`` after the last;
     when ``run`` returns, ``scores`` (and ``reference`` if the job has a KL penalty) are complete.
-    With a ``journal`` what was scored before is not scored again.
+    With a ``journal`` what was scored before is not scored again. ``on_scored`` gets each sample
+    once, when nothing more will come to be known of it.
     """
 
     def __init__(
-        self, job: Job, step: int, prompts: Mapping[str, Prompt], *, journal: StepJournal | None
+        self,
+        job: Job,
+        step: int,
+        prompts: Mapping[str, Prompt],
+        *,
+        journal: StepJournal | None,
+        on_scored: Callable[[Sequence[ScoredSample]], Awaitable[None]] | None = None,
     ) -> None:
         self._job = job
         self._step = step
         self._prompts = prompts
         self._keep = journal is not None
+        self._on_scored = on_scored
         self._samples: dict[str, FinishedSample] = {}
         self.scores: dict[str, Scores] = {} if journal is None else dict(journal.scores)
         self.reference: dict[str, bytes] = {} if journal is None else dict(journal.reference)
@@ -50,6 +69,11 @@ class Scoring:
         self._samples |= {sample.id: sample for sample in samples}
         await self._reward.add([s.id for s in samples if s.id not in self.scores])
         await self._reference.add([s.id for s in samples if s.id not in self.reference])
+        await self._tell([sample.id for sample in samples])
+
+    def scored(self, sample: FinishedSample) -> ScoredSample:
+        """Once everything is known of it."""
+        return ScoredSample(sample, self.scores[sample.id], self.reference.get(sample.id))
 
     async def close(self) -> None:
         await self._reward.close()
@@ -72,6 +96,7 @@ class Scoring:
         if self._keep:
             await self._job.journal.add_scores(self._step, new)
         self.scores |= new
+        await self._tell(ids)
 
     async def _refer(self, ids: Sequence[str]) -> None:
         samples, prompts = self._batch(ids)
@@ -87,6 +112,18 @@ class Scoring:
             offset = end
         await self._job.journal.add_reference(self._step, new)
         self.reference |= new
+        await self._tell(ids)
+
+    async def _tell(self, ids: Sequence[str]) -> None:
+        if self._on_scored is None:
+            return
+        complete = [
+            self.scored(self._samples[i])
+            for i in ids
+            if i in self.scores and (i in self.reference or not self._with_reference)
+        ]
+        if complete:
+            await self._on_scored(complete)
 
     def _batch(self, ids: Sequence[str]) -> tuple[list[FinishedSample], list[Prompt]]:
         return [self._samples[i] for i in ids], [self._prompts[i] for i in ids]
