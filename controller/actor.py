@@ -31,7 +31,8 @@ OnReleased = Callable[[list[str]], None]
 
 @dataclass
 class RunningCall:
-    """A call whose stream is open. ``began_s``: loop seconds of its first frame, None before it.
+    """A call whose stream is open. ``began_s``: loop seconds of its first frame, None before it;
+    ``progress_s`` of its newest ``Progress``.
 
     ``steerable`` becomes false with the first steer that is not accepted. ``given_up``: samples
     that left it unfinished.
@@ -43,6 +44,7 @@ class RunningCall:
     new_tokens: int = 0
     given_up: int = 0
     progress: Progress | None = None
+    progress_s: float = 0.0
     steers: int = 0
     steerable: bool = True
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -171,7 +173,7 @@ class Actor:
                 elif isinstance(frame, Released):
                     self._gave_up(call, [ids[index] for index in frame.samples])
                 elif isinstance(frame, Progress):
-                    call.progress = frame
+                    call.progress, call.progress_s = frame, loop.time()
                 elif isinstance(frame, RolloutDone):
                     self._stats.add(frame)
                     return

@@ -96,6 +96,9 @@ class Collector:
         """Every finished sample, in the step's order."""
         return [self.response(i) for i, r in self._responses.items() if r.reason is not None]
 
+    def is_finished(self, sample_id: str) -> bool:
+        return self._responses[sample_id].reason is not None
+
     def num_tokens(self, sample_id: str) -> int:
         """Response tokens held of a sample."""
         return len(self._responses[sample_id].tokens)

@@ -9,10 +9,10 @@ import msgspec
 
 from controller import planning
 from controller.collector import Collector, FinishedSample, Sample
+from controller.generate import generate
 from controller.job import Event, Job
-from controller.planning import PolicyState
+from controller.learning import PolicyState
 from controller.requests import RolloutTask
-from controller.rollout import Rollout
 from controller.scoring import Scoring
 from rlhfless.seeds import derive
 
@@ -54,10 +54,10 @@ async def evaluate(job: Job, step: int, version: int, state: PolicyState) -> Eva
         for k in range(spec.samples_per_prompt)
     ]
     prompt_of = {sample.id: job.data.evaluation[sample.group] for sample in samples}
-    keys = [prompt.key for prompt in job.data.evaluation]
-    warm = job.dispatcher.warm("rollout")
-    decision = planning.assign(job.spec, samples, keys, state, warm)
-    job.observe(Event("evaluate", f"version {version}", {"actors": decision.chosen.num_actors}))
+    prompts = job.data.evaluation
+    plan = planning.plan_rollout(job.spec, samples, prompts, state, job.dispatcher.warm("rollout"))
+    actors = len(plan.assignment)
+    job.observe(Event("evaluate", f"version {version}", {"actors": actors}))
     collector = Collector(samples)
     scoring = Scoring(job, step, prompt_of, journal=None)
 
@@ -67,7 +67,7 @@ async def evaluate(job: Job, step: int, version: int, state: PolicyState) -> Eva
     async with asyncio.TaskGroup() as group:
         group.create_task(scoring.run(), name="scoring")
         task = RolloutTask(step, version, name="eval", temperature=spec.temperature)
-        await Rollout(job, task, collector, on_finished).run(decision.chosen.assignment)
+        await generate(job, task, collector, plan, prompts, on_finished)
         await scoring.close()
 
     finished = collector.done()

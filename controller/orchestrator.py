@@ -17,8 +17,8 @@ from controller.dataset import Position
 from controller.evaluation import Evaluation, evaluate
 from controller.garbage import collect_step
 from controller.job import Event, Job
+from controller.learning import PolicyState, decode_state
 from controller.ledger import Usage
-from controller.planning import PolicyState, decode_state
 from controller.requests import export_request
 from controller.step import run_step
 from rlhfless.errors import UserError

@@ -6,42 +6,26 @@ over plans the very samples its predecessor did.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
-
-from controller.collector import FinishedSample, Sample
+from controller.collector import Sample
 from controller.dataset import Position
 from controller.job import Job, Prompt
+from controller.learning import PolicyState
 from controller.rollout_stats import RolloutStats
+from prefix_cache.plan import PrefixPlan, plan_prefixes
+from prefix_cache.segments import PrefixCosts
 from rlhfless.seeds import derive
 from rlhfless.spec import JobSpec
-from scaling import decode_cost, lengths
-from scaling.actors import ActorDecision, ActorSituation, choose_actors
+from scaling import actors, cost_model, lengths
+from scaling.actors import ActorDecision, Situation
 from scaling.assignment import Item
-from scaling.decode_cost import DecodeCall
+from scaling.cost_model import CostModel
+from scaling.forecasts import Forecast
 from scaling.lengths import LengthState
-
-
-class PolicyState(msgspec.Struct, frozen=True):
-    """What the policies have learned up to a step."""
-
-    lengths: LengthState = LengthState()
-    decode_calls: list[DecodeCall] = []
-    cold_start_s: float = 1.0
-
-
-_decoder = msgspec.msgpack.Decoder(PolicyState)
-
-
-def encode_state(state: PolicyState) -> bytes:
-    return msgspec.msgpack.encode(state)
-
-
-def decode_state(data: bytes | None) -> PolicyState:
-    return PolicyState() if data is None else _decoder.decode(data)
+from scaling.work import Capacity, Prefixes
 
 
 @dataclass(frozen=True)
@@ -84,65 +68,173 @@ def plan_step(job: Job, step: int, position: Position) -> StepPlan:
     )
 
 
-def assign(
-    spec: JobSpec, samples: Sequence[Sample], keys: Sequence[str], state: PolicyState, warm: int
-) -> ActorDecision:
-    """Choose the actors for ``samples``; ``keys[g]`` names the prompt of group g."""
-    limit = spec.rollout.max_tokens
-    items = [
-        Item(s.id, s.group, lengths.predict(state.lengths, keys[s.group], limit)) for s in samples
-    ]
-    return choose_actors(
-        items,
-        ActorSituation(
-            max_actors=spec.rollout.max_instances,
-            num_warm=warm,
-            cold_start_s=state.cold_start_s,
-            cost=decode_cost.fit(state.decode_calls),
-            tail=lengths.tail_factor(state.lengths, len(items)),
-            max_tokens=limit,
-            time_weight=spec.objective.time_weight,
-        ),
-    )
+@dataclass(frozen=True)
+class RolloutPlan:
+    """How samples are generated. ``decision`` None: there is nothing to generate. ``forecasts``: by
+    prompt key. ``reference``: seconds and function-seconds of the static plan, which the objective
+    measures in; None before anything was measured. ``prefixes`` None: no keys and values are shared
+    between instances. ``load_s``: group -> seconds to load its prompt, where that pays."""
+
+    decision: ActorDecision | None
+    forecasts: Mapping[str, Forecast]
+    cost: CostModel
+    reference: tuple[float, float] | None = None
+    prefixes: PrefixPlan | None = None
+    load_s: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def assignment(self) -> Sequence[Sequence[str]]:
+        return () if self.decision is None else self.decision.chosen.assignment
 
 
-def learn(
+def plan_rollout(
     spec: JobSpec,
-    plan: StepPlan,
-    finished: Sequence[FinishedSample],
-    stats: RolloutStats,
+    samples: Sequence[Sample],
+    prompts: Sequence[Prompt],
     state: PolicyState,
-) -> PolicyState:
-    """The policies' state after a step."""
-    prompt_of = plan.prompt_of
-    observed: dict[str, list[int]] = {}
-    for sample in finished:
-        observed.setdefault(prompt_of[sample.id].key, []).append(len(sample.tokens))
-    return PolicyState(
-        lengths=lengths.update(state.lengths, observed, spec.rollout.max_tokens),
-        decode_calls=decode_cost.remember(
-            state.decode_calls,
-            [
-                DecodeCall(iterations=d.iterations, tokens=d.generated_tokens, decode_s=d.decode_s)
-                for d in stats.calls
-            ],
+    warm: int,
+) -> RolloutPlan:
+    """Choose the actors for ``samples`` and what they share; ``prompts[g]`` is the prompt of group
+    g. ``warm`` instances need no cold start."""
+    scheduling = spec.scheduling
+    forecasts = forecast_lengths(spec, prompts, state)
+    cost = cost_model.fit(state.costs)
+    if not samples:
+        return RolloutPlan(None, forecasts, cost)
+    items = [
+        Item(
+            id=s.id,
+            group=s.group,
+            tokens=(known := forecasts[prompts[s.group].key]).mean,
+            prompt_tokens=len(s.prompt),
+            forecast=known,
+        )
+        for s in samples
+    ]
+    load_s = _loads(spec, prompts, cost, state)
+    most = spec.rollout.max_instances
+    situation = Situation(
+        max_actors=most,
+        min_actors=1 if scheduling.scale_actors else most,
+        cost=cost,
+        time_weight=spec.objective.time_weight,
+        num_warm=warm,
+        cold_start_s=cost.cold_start_s("rollout"),
+        strategies=_strategies(scheduling.assignment),
+        early_release=scheduling.early_release,
+        capacity=_capacity(spec, state),
+        prefixes=Prefixes(dedup=scheduling.dedup_prefill, load_s=load_s),
+        seed=derive(spec.seed, "assignment", samples[0].id),
+    )
+    reference = None
+    if "decode" in cost.measured:
+        reference = actors.static_reference(items, situation)
+    decision = actors.choose(items, replace(situation, reference=reference))
+    prefixes = _prefixes(spec, samples, prompts, decision, cost, state)
+    return RolloutPlan(decision, forecasts, cost, reference, prefixes, load_s)
+
+
+def forecast_lengths(
+    spec: JobSpec, prompts: Sequence[Prompt], state: PolicyState
+) -> dict[str, Forecast]:
+    """By prompt key; the same for every prompt where lengths are not to be predicted."""
+    known = state.lengths if spec.scheduling.predict_lengths else LengthState()
+    limit = spec.rollout.max_tokens
+    return {p.key: lengths.forecast(known, p.key, len(p.tokens), limit) for p in prompts}
+
+
+def _strategies(assignment: str) -> tuple[str, ...]:
+    return ("group_affine", "balanced", "sorted") if assignment == "auto" else (assignment,)
+
+
+def _capacity(spec: JobSpec, state: PolicyState) -> Capacity:
+    """Rows and tokens that one instance decodes together."""
+    engine = state.engine
+    bounds = [bound for bound in (spec.rollout.max_batch, engine.max_batch) if bound]
+    return Capacity(max_batch=min(bounds, default=0), kv_tokens=engine.kv_capacity)
+
+
+def _loads(
+    spec: JobSpec, prompts: Sequence[Prompt], cost: CostModel, state: PolicyState
+) -> dict[int, float]:
+    """Group -> seconds to load its prompt's keys and values, where that beats computing them."""
+    token_bytes = state.engine.kv_token_bytes
+    if not spec.scheduling.prefix_cache or not token_bytes:
+        return {}
+    loads = {}
+    for group, prompt in enumerate(prompts):
+        tokens = len(prompt.tokens)
+        load_s = cost.kv_load_s(tokens * token_bytes)
+        if load_s < cost.prefill_s(tokens, calls=0):
+            loads[group] = load_s
+    return loads
+
+
+def _prefixes(
+    spec: JobSpec,
+    samples: Sequence[Sample],
+    prompts: Sequence[Prompt],
+    decision: ActorDecision,
+    cost: CostModel,
+    state: PolicyState,
+) -> PrefixPlan | None:
+    """What is stored for others to load; None where nothing can be, or nothing is known yet."""
+    scheduling = spec.scheduling
+    usable = scheduling.prefix_cache and scheduling.dedup_prefill
+    if not usable or not state.engine.kv_token_bytes or "prefill" not in cost.measured:
+        return None
+    group_of = {sample.id: sample.group for sample in samples}
+    prefill_call_s, prefill_token_s = cost.coefficients["prefill"]
+    load_call_s, load_byte_s = cost.coefficients["kv_load"]
+    _, publish_byte_s = cost.coefficients["kv_publish"]
+    return plan_prefixes(
+        [prompt.tokens for prompt in prompts],
+        [{group_of[sample] for sample in ids} for ids in decision.chosen.assignment],
+        PrefixCosts(
+            prefill_token_s=prefill_token_s,
+            prefill_call_s=prefill_call_s,
+            load_call_s=load_call_s,
+            load_byte_s=load_byte_s,
+            publish_byte_s=publish_byte_s,
+            bytes_per_token=state.engine.kv_token_bytes,
         ),
-        cold_start_s=state.cold_start_s,
+        block_tokens=scheduling.block_tokens,
+        max_bytes=scheduling.kv_store_mb << 20,
     )
 
 
-def describe(decision: ActorDecision) -> dict[str, Any]:
-    """The decision and its alternatives, for the journal."""
-    return {
+def describe(plan: RolloutPlan, stats: RolloutStats, rollout_s: float) -> dict[str, Any]:
+    """The decision, its alternatives and what came of it, for the journal."""
+    decision = plan.decision
+    if decision is None:
+        return {}
+    described: dict[str, Any] = {
         "actors": decision.chosen.num_actors,
+        "strategy": decision.chosen.strategy,
         "reason": decision.reason,
         "alternatives": [
             {
-                "actors": plan.num_actors,
-                "seconds": plan.seconds,
-                "actor_seconds": plan.actor_seconds,
-                "score": plan.score,
+                "actors": each.num_actors,
+                "strategy": each.strategy,
+                "seconds": each.seconds,
+                "function_seconds": each.actor_seconds,
+                "score": each.score,
             }
-            for plan in decision.alternatives
+            for each in decision.alternatives
         ],
+        "outcome": {
+            "seconds": rollout_s,
+            "predicted_s": decision.chosen.seconds,
+            "moved": stats.moved,
+            "released": stats.released,
+        },
     }
+    if plan.prefixes is not None:
+        described["prefix"] = {
+            "reason": plan.prefixes.reason,
+            "tokens_computed": plan.prefixes.tokens_computed,
+            "tokens_loaded": plan.prefixes.tokens_loaded,
+            "tokens_saved": plan.prefixes.tokens_saved,
+            "stored_bytes": plan.prefixes.stored_bytes,
+        }
+    return described

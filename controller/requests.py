@@ -71,6 +71,7 @@ class RolloutTask:
     name: str = "actor"
     temperature: float | None = None
     cuts: Mapping[tuple[int, ...], list[int]] = field(default_factory=dict)
+    load: bool = True
     publish: bool = False
 
     def cuts_of(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -127,14 +128,18 @@ def steer_request(
 
 
 def prefill_request(
-    job: Surroundings, task: RolloutTask, prompts: Sequence[Sequence[int]], shard: str
+    job: Surroundings,
+    task: RolloutTask,
+    prompts: Sequence[Sequence[int]],
+    cuts: Sequence[Sequence[int]],
+    shard: str,
 ) -> PrefillRequest:
-    """Compute and store the segments of ``prompts``."""
+    """Compute and store segments of ``prompts``."""
     return PrefillRequest(
         call=call_info(job, task.step, "rollout", shard),
         model=model_ref(job, task.version),
         prompts=[list(prompt) for prompt in prompts],
-        cuts=task.cuts_of(prompts),
+        cuts=[list(each) for each in cuts],
     )
 
 

@@ -8,20 +8,20 @@ training call that was already applied returns its first result, and the commit 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from controller import planning
+from controller import learning, planning
 from controller.collector import Collector, FinishedSample
 from controller.dataset import Position
+from controller.generate import generate
 from controller.job import Event, Job, StepSamples
 from controller.job_store import StepRecord
-from controller.planning import PolicyState
+from controller.learning import PolicyState
 from controller.requests import RolloutTask, train_request
-from controller.rollout import Rollout
 from controller.scoring import Scoring
+from controller.standby import Standby
 from controller.step_batch import write_step_batch
 from controller.step_metrics import StepFacts, StepTimes, step_metrics
 from rlhfless.messages import TrainDone
@@ -59,16 +59,14 @@ async def run_step(
     journal = await job.journal.step_journal(step)
     collector = Collector(plan.samples, journal.samples.values())
     left = [s for s in plan.samples if s.id not in journal.samples]
-    decision = None
-    assignment: Sequence[Sequence[str]] = []
-    if left:
-        keys = [prompt.key for prompt in plan.prompts]
-        decision = planning.assign(job.spec, left, keys, state, job.dispatcher.warm("rollout"))
-        assignment = decision.chosen.assignment
-    job.observe(Event("rollout", f"step {step + 1}", {"actors": len(assignment)}))
+    warm = job.dispatcher.warm("rollout")
+    rollout_plan = planning.plan_rollout(job.spec, left, plan.prompts, state, warm)
+    actors = len(rollout_plan.assignment)
+    job.observe(Event("rollout", f"step {step + 1}", {"actors": actors}))
 
     # 2.-4. Prefill and rollout; rewards and reference in its shadow.
     scoring = Scoring(job, step, plan.prompt_of, journal=journal)
+    standby = Standby(job, rollout_plan, after=step + 1 < total_steps)
 
     async def on_finished(samples: list[FinishedSample]) -> None:
         await job.journal.add_samples(step, samples)
@@ -77,24 +75,29 @@ async def run_step(
     async with asyncio.TaskGroup() as group:
         group.create_task(scoring.run(), name="scoring")
         await scoring.add(list(journal.samples.values()))
-        rollout = Rollout(job, RolloutTask(step, version), collector, on_finished)
-        stats = await rollout.run(assignment)
+        task = RolloutTask(step, version)
+        stats = await generate(
+            job, task, collector, rollout_plan, plan.prompts, on_finished, standby
+        )
         rollout_end_s = loop.time()
         await scoring.close()
     scored_s = loop.time()
 
     # 5. One batch; advantages and the update happen where the policy is. Meanwhile the samples are
-    # kept for people to read: the commit is the last that the journal knows of them.
+    # kept for people to read, and instances that would only wait are let go.
     job.observe(Event("train", f"step {step + 1}"))
     finished = collector.done()
     batch = await write_step_batch(job, plan, finished, scoring)
     position_after = msgspec.to_builtins(plan.position)
     samples = StepSamples(step, finished, scoring.scores, plan.prompt_of)
+    batch_tokens = sum(len(plan.prompt_of[s.id].tokens) + len(s.tokens) for s in finished)
     async with asyncio.TaskGroup() as group:
         group.create_task(asyncio.to_thread(job.keep_samples, samples), name="keep-samples")
+        between = group.create_task(standby.between_steps(actors, batch_tokens), name="standby")
         trained = await job.dispatcher.call(
             train_request(job, step, version, batch, position_after, total_steps), TrainDone
         )
+        between.cancel()
     end_s = loop.time()
 
     # 6. Journal.
@@ -110,19 +113,19 @@ async def run_step(
         samples=finished,
         scores=scoring.scores,
         rollout=stats,
-        num_actors=len(assignment),
+        num_actors=actors,
         trained=trained,
         times=times,
         usage=job.ledger.total(end_s, since_s=start_s),
     )
+    learned, judged = learning.learn_step(job, rollout_plan, plan.prompt_of, facts, state, start_s)
     record = StepRecord(
         step=step,
         version=trained.version,
-        metrics=step_metrics(job.spec, facts),
+        metrics=step_metrics(job.spec, facts) | judged,
         position=position_after,
-        plan={} if decision is None else planning.describe(decision),
+        plan=planning.describe(rollout_plan, stats, times.rollout_s),
     )
-    state = planning.learn(job.spec, plan, finished, stats, state)
     books = job.books.notes(loop.time())
-    await job.journal.commit(record, planning.encode_state(state), **books)
-    return StepResult(end_s, record, plan.position, state)
+    await job.journal.commit(record, learning.encode_state(learned), **books)
+    return StepResult(end_s, record, plan.position, learned)

@@ -77,8 +77,13 @@ def step_metrics(spec: JobSpec, facts: StepFacts) -> dict[str, float]:
         "functions/idle_fraction": usage.idle_fraction,
         "rollout/actors": facts.num_actors,
         "rollout/lost_calls": stats.lost_calls,
+        "rollout/samples_moved": stats.moved,
+        "rollout/instances_released": stats.released,
         "prefill/tokens_computed": stats.prefill_computed,
+        "prefill/tokens_loaded": stats.prefill_loaded,
+        "prefill/tokens_reused": stats.prefill_reused,
         "prefill/tokens_saved": stats.prefill_saved,
+        "prefill/kv_bytes": stats.kv_bytes,
         "weights/pulled_bytes": stats.weights_bytes,
         "tokens_per_s": sum(lengths) / times.step_s if times.step_s > 0 else 0.0,
     }

@@ -258,7 +258,9 @@ def test_actors_are_chosen_and_the_choice_is_kept(tmp_path: Path) -> None:
 
     found = run(plans())
     assert found[0]["actors"] == 3  # nothing measured yet
-    assert len(found[1]["alternatives"]) == 3
+    tried = {(each["actors"], each["strategy"]) for each in found[1]["alternatives"]}
+    assert len(tried) == 9  # three numbers of actors, three ways to deal out the samples
+    assert (found[1]["actors"], found[1]["strategy"]) in tried
 
 
 @pytest.mark.parametrize("on_exceed", ["pause", "fail"])

@@ -1,0 +1,133 @@
+"""What the policies learn from a step: lengths, and the time of every kind of work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from controller.collector import FinishedSample
+from controller.job import Job, Prompt
+from controller.ledger import Ledger
+from controller.rollout_stats import RolloutStats
+from controller.step_metrics import StepFacts
+from rlhfless.messages import TrainDone
+from scaling import cost_model, length_score, lengths
+from scaling.cost_model import CostState, Observation
+from scaling.lengths import LengthState
+
+if TYPE_CHECKING:
+    from controller.planning import RolloutPlan
+
+
+class EngineLimits(msgspec.Struct, frozen=True):
+    """What one rollout instance holds, as in ``RolloutDone``; 0: not known."""
+
+    max_batch: int = 0
+    kv_capacity: int = 0
+    kv_token_bytes: int = 0
+
+
+class PolicyState(msgspec.Struct, frozen=True):
+    """What the policies have learned up to a step."""
+
+    engine: EngineLimits = EngineLimits()
+
+    lengths: LengthState = LengthState()
+    costs: CostState = CostState()
+
+
+_decoder = msgspec.msgpack.Decoder(PolicyState)
+
+
+def encode_state(state: PolicyState) -> bytes:
+    return msgspec.msgpack.encode(state)
+
+
+def decode_state(data: bytes | None) -> PolicyState:
+    return PolicyState() if data is None else _decoder.decode(data)
+
+
+def observed_lengths(
+    finished: Sequence[FinishedSample], prompt_of: Mapping[str, Prompt]
+) -> dict[str, list[int]]:
+    """Response lengths by prompt key."""
+    observed: dict[str, list[int]] = {}
+    for sample in finished:
+        observed.setdefault(prompt_of[sample.id].key, []).append(len(sample.tokens))
+    return observed
+
+
+def observations(
+    stats: RolloutStats, trained: TrainDone | None = None, batch_tokens: int = 0
+) -> list[Observation]:
+    """The measured calls of a step. ``batch_tokens``: prompts and responses trained on."""
+    seen: list[Observation] = []
+    for done in stats.calls:
+        seen += [
+            cost_model.decode(
+                done.iterations, done.generated_tokens, done.context_tokens, done.decode_s
+            ),
+            cost_model.prefill(done.prefill_computed, done.prefill_s),
+            cost_model.weights_pull(done.weights_bytes, done.weights_pull_s),
+            cost_model.kv_load(done.kv_loaded_bytes, done.kv_load_s),
+            cost_model.kv_publish(done.kv_published_bytes, done.kv_publish_s),
+        ]
+    for prefilled in stats.prefills:
+        seen += [
+            cost_model.prefill(prefilled.tokens_computed, prefilled.prefill_s),
+            cost_model.kv_publish(prefilled.published_bytes, prefilled.publish_s),
+            cost_model.weights_pull(prefilled.weights_bytes, prefilled.weights_pull_s),
+        ]
+    if trained is not None:
+        seen.append(cost_model.training(batch_tokens, trained.train_s))
+    return seen
+
+
+def learn_step(
+    job: Job,
+    plan: RolloutPlan,
+    prompt_of: Mapping[str, Prompt],
+    facts: StepFacts,
+    state: PolicyState,
+    start_s: float,
+) -> tuple[PolicyState, dict[str, float]]:
+    """The state after a step that began at ``start_s`` (loop seconds), and metrics of how good the
+    predictions were that were made before anything of it was seen."""
+    finished = facts.samples
+    tokens = sum(len(prompt_of[s.id].tokens) + len(s.tokens) for s in finished)
+    calls = observations(facts.rollout, facts.trained, tokens)
+    observed = observed_lengths(finished, prompt_of)
+    metrics = cost_model.errors(plan.cost, calls)
+    if state.lengths.overall is not None:
+        metrics |= length_score.score(plan.forecasts, observed)
+    sizes = {prompt.key: len(prompt.tokens) for prompt in prompt_of.values()}
+    limit = job.spec.rollout.max_tokens
+    since_s = start_s if state.costs.cold_starts else float("-inf")
+    return PolicyState(
+        lengths=lengths.update(state.lengths, observed, limit, sizes),
+        costs=cost_model.observe(state.costs, calls, cold_starts(job.ledger, since_s)),
+        engine=_limits(facts.rollout, state.engine),
+    ), metrics
+
+
+def cold_starts(ledger: Ledger, since_s: float) -> list[tuple[str, float]]:
+    """(function, seconds) of instances that became ready after ``since_s``."""
+    return [
+        (span.function, span.end_s - span.start_s)
+        for span in ledger.spans
+        if span.phase == "cold" and span.end_s > since_s
+    ]
+
+
+def _limits(stats: RolloutStats, known: EngineLimits) -> EngineLimits:
+    """Memory is not the same everywhere: the least of a step's calls counts."""
+    told = [done for done in stats.calls if done.kv_token_bytes]
+    if not told:
+        return known
+    return EngineLimits(
+        max_batch=min(done.max_batch for done in told),
+        kv_capacity=min(done.kv_capacity for done in told),
+        kv_token_bytes=told[-1].kv_token_bytes,
+    )

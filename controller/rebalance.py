@@ -1,0 +1,123 @@
+"""Watches a rollout and moves samples where the cost model says it pays (``scaling.migration``)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from controller.actor import Actor
+from controller.job import Job
+from controller.planning import RolloutPlan
+from controller.rollout import Rollout
+from scaling.forecasts import Forecast
+from scaling.loads import ActorLoad, MoveRules, Running
+from scaling.migration import plan_moves
+
+MIN_ITERATIONS = 8
+"""An actor's own pace counts once it has made so many iterations."""
+
+
+class Rebalancer:
+    """Called every now and then with the rollout. ``forecasts``: by group, made before the step;
+    ``load_s``: group -> seconds to load its prompt's keys and values where that beats computing
+    them."""
+
+    def __init__(
+        self,
+        job: Job,
+        plan: RolloutPlan,
+        forecasts: Mapping[int, Forecast],
+        load_s: Mapping[int, float],
+    ) -> None:
+        self._job = job
+        self._plan = plan
+        self._forecasts = forecasts
+        self._load_s = load_s
+        self._moved_s: dict[str, float] = {}
+
+    async def __call__(self, rollout: Rollout) -> None:
+        if "decode" not in self._plan.cost.measured:
+            return  # nothing to weigh a move with
+        loads = self._loads(rollout)
+        if len(loads) < 2:
+            return
+        spec = self._job.spec
+        rules = MoveRules(
+            time_weight=spec.objective.time_weight,
+            reference=self._plan.reference,
+            early_release=spec.scheduling.early_release,
+            load_s=self._load_s,
+        )
+        moves = plan_moves(loads, self._plan.cost, rules).moves
+        actors = {actor.name: actor for actor in rollout.running}
+        together: dict[tuple[str, str], list[str]] = {}
+        for move in moves:
+            together.setdefault((move.source, move.target), []).append(move.sample)
+        now_s = asyncio.get_running_loop().time()
+        for (source, target), ids in together.items():
+            self._moved_s |= dict.fromkeys(ids, now_s)
+            await rollout.move(actors[source], actors[target], ids)
+
+    def remaining_s(self, rollout: Rollout) -> float:
+        """Predicted seconds until the last sample that runs is done."""
+        loads = self._loads(rollout)
+        left = max((s.remaining for load in loads for s in load.samples), default=0.0)
+        return self._plan.cost.decode_s(left, 0, 0)
+
+    def _loads(self, rollout: Rollout) -> list[ActorLoad]:
+        forecasts = self._sharpened(rollout)
+        return [self._load(rollout, actor, forecasts) for actor in rollout.running]
+
+    def _load(self, rollout: Rollout, actor: Actor, forecasts: Mapping[int, Forecast]) -> ActorLoad:
+        collector, call = rollout.collector, actor.call
+        now_s = asyncio.get_running_loop().time()
+        streaming = call is not None and call.began_s is not None
+        samples = []
+        for name in actor.left:
+            if name in rollout.moving:
+                continue
+            sample = collector.samples[name]
+            generated = collector.num_tokens(name)
+            moved_s = self._moved_s.get(name)
+            samples.append(
+                Running(
+                    id=name,
+                    group=sample.group,
+                    prompt_tokens=len(sample.prompt),
+                    generated=generated,
+                    remaining=forecasts[sample.group].remaining(generated),
+                    moved_ago_s=None if moved_s is None else now_s - moved_s,
+                )
+            )
+        return ActorLoad(
+            name=actor.name,
+            samples=tuple(samples),
+            rows=self._job.spec.rollout.max_batch,
+            slowdown=self._slowdown(actor),
+            ready_s=0.0 if streaming else self._plan.cost.cold_start_s("rollout"),
+            accept=streaming and call is not None and call.steerable,
+        )
+
+    def _slowdown(self, actor: Actor) -> float:
+        """The actor's measured iteration time over the model's."""
+        call = actor.call
+        if call is None or call.began_s is None or call.progress is None:
+            return 1.0
+        iterations = call.progress.iterations
+        if iterations < MIN_ITERATIONS:
+            return 1.0
+        expected = self._plan.cost.decode_s(iterations, call.new_tokens, 0)
+        return min(8.0, max(0.5, (call.progress_s - call.began_s) / max(expected, 1e-9)))
+
+    def _sharpened(self, rollout: Rollout) -> dict[int, Forecast]:
+        """Forecasts by group, with what the step's own samples say."""
+        collector = rollout.collector
+        ended: dict[int, list[int]] = {}
+        running: dict[int, list[int]] = {}
+        for name, sample in collector.samples.items():
+            lengths = ended if collector.is_finished(name) else running
+            lengths.setdefault(sample.group, []).append(collector.num_tokens(name))
+        return {
+            group: self._forecasts[group].with_siblings(ended.get(group, ()), reached)
+            for group, reached in running.items()
+        }
