@@ -13,6 +13,7 @@ controller handles an error of a remote function as if it had been raised beside
 
 from __future__ import annotations
 
+import errno
 from typing import Any, ClassVar, Literal
 
 Category = Literal["user", "capacity", "transient", "internal"]
@@ -117,6 +118,36 @@ def from_problem(problem: dict[str, Any]) -> RlhflessError:
         hint=problem.get("hint"),
         trace=problem.get("trace"),
     )
+
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
+_NOT_SO = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+}
+
+
+def of_os_error(failed: str, error: OSError) -> RlhflessError:
+    """What ``failed`` ("cannot write /x/y"), as an error of ours.
+
+    ``CapacityError`` where room or handles are wanting, ``UserError`` where the path cannot be used
+    like that, else ``TransientError``: a device or network file system that fails.
+    """
+    detail = f"{failed}: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CapacityError(detail, hint="make room there, then continue with --resume")
+    if error.errno in _NO_ROOM:
+        return CapacityError(detail)
+    if error.errno in _NOT_SO or isinstance(error, PermissionError):
+        return UserError(detail, hint="see that the path is right and that you may write there")
+    return TransientError(detail)
 
 
 def is_retryable(error: BaseException) -> bool:

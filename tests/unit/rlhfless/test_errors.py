@@ -1,3 +1,6 @@
+import errno
+import os
+
 import pytest
 
 from rlhfless.errors import (
@@ -9,6 +12,7 @@ from rlhfless.errors import (
     UserError,
     from_problem,
     is_retryable,
+    of_os_error,
 )
 
 FAMILIES = [UserError, ConflictError, CapacityError, TransientError, InternalError]
@@ -33,3 +37,27 @@ def test_only_capacity_and_transient_errors_are_retried() -> None:
 def test_exit_codes_are_distinct_by_family() -> None:
     codes = {f.exit_code for f in (UserError, CapacityError, TransientError, InternalError)}
     assert codes == {2, 3, 4, 5}
+
+
+@pytest.mark.parametrize(
+    ("number", "family"),
+    [
+        (errno.ENOSPC, CapacityError),
+        (errno.EMFILE, CapacityError),
+        (errno.EACCES, UserError),
+        (errno.EROFS, UserError),
+        (errno.ENOTDIR, UserError),
+        (errno.EIO, TransientError),
+        (errno.ESTALE, TransientError),
+    ],
+)
+def test_what_the_system_refuses_gets_the_family_of_what_helps(
+    number: int, family: type[RlhflessError]
+) -> None:
+    error = of_os_error("cannot write x", OSError(number, os.strerror(number), "x"))
+    assert type(error) is family
+    assert error.detail == f"cannot write x: {os.strerror(number)}"
+
+
+def test_an_error_of_the_system_without_a_number_is_told_by_its_text() -> None:
+    assert of_os_error("cannot write x", OSError("no bucket")).detail == "cannot write x: no bucket"
