@@ -9,21 +9,22 @@ committed by. Readers therefore see whole objects or none.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
-from rlhfless.errors import CapacityError, InternalError, UserError
+from rlhfless.errors import InternalError, UserError, of_os_error
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _TEMPORARY = ".tmp-"
 
 
 class ObjectStore:
-    """Names are ``/``-separated paths below ``url``. Methods block; call them from threads."""
+    """Names are ``/``-separated paths below ``url``. Methods block; call them from threads.
+
+    What the store's device or its owner refuses is raised as ``of_os_error`` has it.
+    """
 
     def __init__(self, url: str) -> None:
         import fsspec
@@ -56,12 +57,16 @@ class ObjectStore:
 
     def get(self, name: str) -> bytes:
         """Raises ``FileNotFoundError``."""
-        data: bytes = self._fs.cat_file(self.path(name))
+        path = self.path(name)
+        with _told(f"cannot read {path}"):
+            data: bytes = self._fs.cat_file(path)
         return data
 
     def get_range(self, name: str, start: int, end: int) -> bytes:
         """Bytes ``[start, end)``. Raises ``FileNotFoundError``."""
-        data: bytes = self._fs.cat_file(self.path(name), start=start, end=end)
+        path = self.path(name)
+        with _told(f"cannot read {path}"):
+            data: bytes = self._fs.cat_file(path, start=start, end=end)
         return data
 
     def exists(self, name: str) -> bool:
@@ -85,7 +90,7 @@ class ObjectStore:
         """Remove an object; a missing one is fine (another collector was faster). On a directory
         store folders that become empty go too."""
         path = self.path(name)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), _told(f"cannot remove {path}"):
             self._fs.rm_file(path)
         if self._local:
             folder = os.path.dirname(path)
@@ -96,23 +101,28 @@ class ObjectStore:
 
     def _write(self, name: str, data: bytes, *, exclusive: bool) -> bool:
         path = self.path(name)
-        try:
+        with _told(f"cannot write {len(data)} bytes to {path}"):
             if self._local:
                 return _write_file(path, data, exclusive)
-            if exclusive:
-                self._fs.pipe_file(path, data, mode="create")
-            else:
+            if not exclusive:
                 self._fs.pipe_file(path, data)
+                return True
+            try:
+                self._fs.pipe_file(path, data, mode="create")
+            except FileExistsError:
+                return False
             return True
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno in _NO_SPACE:
-                raise CapacityError(
-                    f"no space left to write {len(data)} bytes to {path}",
-                    hint="free some disk space, then continue with --resume",
-                ) from error
-            raise
+
+
+@contextlib.contextmanager
+def _told(failed: str) -> Iterator[None]:
+    """A missing object passes through: that is an answer."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise of_os_error(failed, error) from error
 
 
 def _write_file(path: str, data: bytes, exclusive: bool) -> bool:

@@ -84,6 +84,19 @@ def test_a_url_nobody_knows() -> None:
         ObjectStore("nosuchthing://bucket")
 
 
+def test_what_the_disk_refuses_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"not a folder")
+    store = ObjectStore(str(tmp_path))
+    with pytest.raises(UserError, match=r"cannot write 1 bytes to .*/file/x: "):
+        store.put("file/x", b"x")
+    with pytest.raises(UserError, match=r"cannot write 1 bytes to .*/file/x: "):
+        store.create("file/x", b"x")
+    with pytest.raises(UserError, match=r"cannot read .*/file/x: Not a directory"):
+        store.get("file/x")
+    assert store.list("file/x") == []
+    assert (tmp_path / "file").read_bytes() == b"not a folder"
+
+
 def make_batch(lengths: list[tuple[int, int]]) -> Batch:
     prompts, responses = zip(*lengths, strict=True)
     count = sum(responses)
