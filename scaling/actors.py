@@ -21,6 +21,7 @@ from scaling.assignment import (
     Assignment,
     Item,
     balanced,
+    finishing_together,
     group_affine,
     length_sorted,
     random_equal,
@@ -89,45 +90,50 @@ def choose(items: Sequence[Item], situation: Situation) -> ActorDecision:
     most = min(situation.max_actors, len(items))
     if "decode" not in situation.cost.measured:
         strategy = situation.strategies[0]
-        assignment = assign(items, most, strategy, situation)
+        assignment = candidates(items, most, strategy, situation)[0]
         plan = ActorPlan(_ids(assignment), None, None, None, strategy)
         return ActorDecision(plan, (plan,), "nothing measured yet: as many actors as allowed")
     reference = situation.reference or static_reference(items, situation)
     plans = tuple(
-        evaluate(assign(items, number, strategy, situation), strategy, situation, reference)
+        evaluate(assignment, strategy, situation, reference)
         for number in range(min(situation.min_actors, most), most + 1)
         for strategy in situation.strategies
+        for assignment in candidates(items, number, strategy, situation)
     )
     chosen = min(plans, key=lambda plan: plan.score if plan.score is not None else 0.0)
     return ActorDecision(chosen, plans, f"lowest score at time weight {situation.time_weight:g}")
 
 
-def assign(
+def candidates(
     items: Sequence[Item], num_actors: int, strategy: str, situation: Situation
-) -> Assignment:
-    """The candidate of ``strategy`` for so many actors; within an actor the longest come first, so
-    that where samples queue none of them is left for last."""
+) -> list[Assignment]:
+    """The assignments of ``strategy`` to so many actors. Within an actor the longest come first, so
+    that where samples queue none of them is left for last (``random`` keeps its order)."""
     cost = situation.cost
+    longest_s, token_s = cost.decode_s(1, 0, 0), cost.decode_s(0, 1, 0)
 
     def work(item: Item) -> float:
         context = (item.prompt_tokens + item.generated + item.remaining / 2) * item.remaining
         return cost.decode_s(0, item.remaining, context)
 
-    def seconds(longest: float, total: float) -> float:
-        return cost.decode_s(longest, total, 0)
-
     match strategy:
         case "random":
-            return random_equal(items, num_actors, situation.seed)
+            return [random_equal(items, num_actors, situation.seed)]
         case "balanced":
-            assignment = balanced(items, num_actors, work)
+            found = [
+                balanced(items, num_actors, work),
+                finishing_together(items, num_actors, longest_s, token_s),
+            ]
         case "sorted":
-            assignment = length_sorted(items, num_actors, seconds)
+            found = [length_sorted(items, num_actors, longest_s, token_s)]
         case "group_affine":
-            assignment = group_affine(items, num_actors, work)
+            found = [group_affine(items, num_actors, work)]
         case _:
             raise ValueError(f"no such assignment strategy: {strategy}")
-    return [sorted(actor, key=lambda item: (-item.remaining, item.group)) for actor in assignment]
+    return [
+        [sorted(actor, key=lambda item: (-item.remaining, item.group)) for actor in assignment]
+        for assignment in found
+    ]
 
 
 def evaluate(

@@ -6,7 +6,8 @@ empty; ``scaling.actors`` scores the candidates with the cost model.
 | strategy | idea | good for |
 |---|---|---|
 | ``random`` | equal counts, by seed | the baseline: what a serverful framework does |
-| ``balanced`` | equal predicted work (Karmarkar-Karp, the largest differencing method) | time |
+| ``balanced`` | equal predicted work (Karmarkar-Karp, the largest differencing method), or \
+equal finishing times | time |
 | ``sorted`` | neighbours in the list sorted by length, chunks of equal time | cost: short actors \
 leave early (RLHFless); it does not shorten the makespan |
 | ``group_affine`` | the samples of a prompt together, largest group to the least loaded (LPT, \
@@ -17,9 +18,10 @@ from __future__ import annotations
 
 import heapq
 import random as rng
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count, pairwise
 
 from scaling.forecasts import Forecast
 
@@ -86,30 +88,50 @@ def balanced(items: Sequence[Item], num_actors: int, work: Work = tokens_to_do) 
     return _without_empty([part for _, part in heap[0][2]])
 
 
+def finishing_together(
+    items: Sequence[Item], num_actors: int, longest_s: float = 1.0, token_s: float = 1.0
+) -> Assignment:
+    """Parts that are done at nearly the same time: longest first, each to the actor that is done
+    first (LPT). Times as in ``length_sorted``: whoever has a long sample gets less beside it, which
+    equal sums of work do not give it. For predictions as rough as real ones equal work is as good;
+    both are candidates.
+    """
+    number = _number(items, num_actors)
+    actors: Assignment = [[] for _ in range(number)]
+    heap = [(0.0, 0, index) for index in range(number)]
+    for item in sorted(items, key=lambda item: (-item.remaining, item.group)):
+        done_s, size, index = heapq.heappop(heap)
+        done_s += token_s * item.remaining + (0.0 if size else longest_s * item.remaining)
+        actors[index].append(item)
+        heapq.heappush(heap, (done_s, size + 1, index))
+    return _without_empty(actors)
+
+
 def length_sorted(
-    items: Sequence[Item],
-    num_actors: int,
-    seconds: Callable[[float, float], float] = lambda longest, total: longest + total,
+    items: Sequence[Item], num_actors: int, longest_s: float = 1.0, token_s: float = 1.0
 ) -> Assignment:
     """Contiguous chunks of the list sorted by length, the slowest chunk as fast as possible.
 
-    ``seconds(longest, total)`` is the time of a chunk by its longest and its sum of remaining
-    tokens, growing in both. The smallest time that ``num_actors`` greedy chunks can keep is found
-    by bisection.
+    A chunk takes ``longest_s`` for each token of its longest sample and ``token_s`` for every
+    token. The smallest limit that ``num_actors`` chunks can keep is found by bisection; for a
+    limit, chunks filled from the longest sample on are the fewest, and each begins with the
+    shortest sample it can, so the sum of their times is least as well.
     """
-    ordered = sorted(items, key=lambda item: -item.remaining)
+    ordered = sorted(items, key=lambda item: (-item.remaining, item.group))
+    lengths = [item.remaining for item in ordered]
+    sums = [0.0, *accumulate(lengths)]
     number = _number(items, num_actors)
-    low, high = 0.0, seconds(ordered[0].remaining, sum(i.remaining for i in ordered))
-    best = _chunks(ordered, number, high, seconds)
-    for _ in range(40):
+    low = (longest_s + token_s) * lengths[0]
+    high = low + token_s * sums[-1]
+    while high - low > 1e-4 * high:
         middle = (low + high) / 2
-        chunks = _chunks(ordered, number, middle, seconds)
-        if chunks is None:
+        if _cuts(lengths, sums, middle, longest_s, token_s, number) is None:
             low = middle
         else:
-            best, high = chunks, middle
-    assert best is not None
-    return best
+            high = middle
+    cuts = _cuts(lengths, sums, high, longest_s, token_s, number)
+    assert cuts is not None
+    return [ordered[start:end] for start, end in pairwise([*cuts, len(ordered)])]
 
 
 def group_affine(items: Sequence[Item], num_actors: int, work: Work = tokens_to_do) -> Assignment:
@@ -138,29 +160,24 @@ def group_affine(items: Sequence[Item], num_actors: int, work: Work = tokens_to_
     return _without_empty(actors)
 
 
-def _chunks(
-    ordered: Sequence[Item],
-    number: int,
+def _cuts(
+    lengths: Sequence[float],
+    sums: Sequence[float],
     limit: float,
-    seconds: Callable[[float, float], float],
-) -> Assignment | None:
-    """Greedy chunks within ``limit`` seconds, exactly ``number``; None if that needs more."""
-    chunks: Assignment = []
-    total = 0.0
-    for place, item in enumerate(ordered):
-        total += item.remaining
-        left = len(ordered) - place
-        full = not chunks or seconds(chunks[-1][0].remaining, total) > limit
-        # Whoever has no work yet gets one item at least.
-        if full or left <= number - len(chunks):
-            if len(chunks) == number:
-                return None
-            chunks.append([])
-            total = item.remaining
-            if seconds(total, total) > limit:
-                return None
-        chunks[-1].append(item)
-    return chunks
+    longest_s: float,
+    token_s: float,
+    number: int,
+) -> list[int] | None:
+    """Where chunks within ``limit`` begin, exactly ``number`` of them; None if that needs more."""
+    cuts = [0]
+    while len(cuts) < number:
+        start = cuts[-1]
+        tokens = (limit - longest_s * lengths[start]) / token_s if token_s else float("inf")
+        end = bisect_right(sums, sums[start] + tokens * (1 + 1e-12)) - 1
+        # Whoever comes after gets one item at least.
+        cuts.append(max(start + 1, min(end, len(lengths) - (number - len(cuts)))))
+    last = longest_s * lengths[cuts[-1]] + token_s * (sums[-1] - sums[cuts[-1]])
+    return cuts if last <= limit * (1 + 1e-12) else None
 
 
 def _number(items: Sequence[Item], num_actors: int) -> int:
