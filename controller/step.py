@@ -19,6 +19,7 @@ from controller.generate import generate
 from controller.job import Event, Job, StepSamples
 from controller.job_store import StepRecord
 from controller.learning import PolicyState
+from controller.overlap import Overlap
 from controller.requests import RolloutTask, train_request
 from controller.scoring import Scoring
 from controller.standby import Standby
@@ -64,8 +65,10 @@ async def run_step(
     actors = len(rollout_plan.assignment)
     job.observe(Event("rollout", f"step {step + 1}", {"actors": actors}))
 
-    # 2.-4. Prefill and rollout; rewards and reference in its shadow.
-    scoring = Scoring(job, step, plan.prompt_of, journal=journal)
+    # 2.-4. Prefill and rollout; in its shadow rewards, reference and, with ``training.overlap``,
+    # the beginning of the update.
+    overlap = Overlap(job, plan, version, total_steps)
+    scoring = Scoring(job, step, plan.prompt_of, journal=journal, on_scored=overlap.add)
     standby = Standby(job, rollout_plan, after=step + 1 < total_steps)
 
     async def on_finished(samples: list[FinishedSample]) -> None:
@@ -73,7 +76,8 @@ async def run_step(
         await scoring.add(samples)
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(scoring.run(), name="scoring")
+        scored = group.create_task(scoring.run(), name="scoring")
+        group.create_task(overlap.run(), name="overlap")
         await scoring.add(list(journal.samples.values()))
         task = RolloutTask(step, version)
         stats = await generate(
@@ -81,7 +85,8 @@ async def run_step(
         )
         rollout_end_s = loop.time()
         await scoring.close()
-    scored_s = loop.time()
+        await scored
+        scored_s = loop.time()
 
     # 5. One batch; advantages and the update happen where the policy is. Meanwhile the samples are
     # kept for people to read, and instances that would only wait are let go.

@@ -216,8 +216,8 @@ class TrainingSpec(FunctionSpec):
     checkpoint_every: Positive = 10
     """Steps between saved optimizer states. After a loss the steps since are replayed."""
     overlap: bool = False
-    """Compute gradients of finished groups while the rollout's tail still runs; the step's result
-    is the same."""
+    """Begin the update with finished groups while the rollout's tail still runs; its result is the
+    same up to rounding. Helps most with grpo, dr_grpo or rloo and one minibatch."""
     keep_versions: Positive = 2
     """Weight versions kept in the store beside those of checkpoints."""
 
@@ -334,6 +334,8 @@ class JobSpec(Section):
                 f"training.minibatches must divide the {samples} samples of a step "
                 "(prompts_per_step x group_size)"
             )
+        if self.training.overlap:
+            self._check_overlap()
         names = [reward_name(r) for r in self.rewards]
         if len(set(names)) != len(names):
             raise ValueError(f"rewards need distinct names, got {', '.join(names)}")
@@ -344,6 +346,24 @@ class JobSpec(Section):
                         f"budget.max_usd needs {function}.price_usd_per_hour: its price is unknown"
                     )
         return self
+
+    def _check_overlap(self) -> None:
+        """Refuse an overlap in which nothing would be computed (``docs/algorithms.md``)."""
+        if not self.scheduling.stream_scoring:
+            raise ValueError(
+                "training.overlap needs scheduling.stream_scoring: "
+                "without it nothing is scored before the rollout ends"
+            )
+        dropout = self.training.trainable == "lora" and self.training.lora.dropout > 0
+        whole = self.algorithm.name == "reinforce_pp" or (dropout and self.algorithm.name != "ppo")
+        kl = self.algorithm.kl
+        in_reward = kl.coefficient > 0 and kl.placement == "reward"
+        if whole and self.training.minibatches == 1 and not in_reward:
+            why = "random dropout" if dropout else "advantages over the whole batch"
+            raise ValueError(
+                f"training.overlap: with {why} and one minibatch nothing can be computed before "
+                "the batch is complete"
+            )
 
     def needs_reference(self) -> bool:
         return self.algorithm.kl.coefficient > 0
