@@ -13,11 +13,21 @@ import hashlib
 import os
 import uuid
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO
+from datetime import datetime
+from typing import Any, BinaryIO, NamedTuple
 
 from rlhfless.errors import InternalError, UserError, of_os_error
 
 _TEMPORARY = ".tmp-"
+
+
+class ObjectInfo(NamedTuple):
+    """``used_s``: seconds since the epoch at which the object was written, or ``touch``ed where
+    the store can note that; 0 if it does not say."""
+
+    name: str
+    num_bytes: int
+    used_s: float
 
 
 class ObjectStore:
@@ -86,6 +96,25 @@ class ObjectStore:
             p[cut:] for p in found if unfinished or not p.rsplit("/", 1)[-1].startswith(_TEMPORARY)
         )
 
+    def infos(self, prefix: str) -> tuple[ObjectInfo, ...]:
+        """As ``list``, with sizes and ages."""
+        try:
+            found: dict[str, dict[str, Any]] = self._fs.find(self.path(prefix), detail=True)
+        except FileNotFoundError:
+            return ()
+        cut = len(self._fs._strip_protocol(self._root)) + 1
+        return tuple(
+            ObjectInfo(path[cut:], int(info.get("size") or 0), _used_s(info))
+            for path, info in sorted(found.items())
+            if not path.rsplit("/", 1)[-1].startswith(_TEMPORARY)
+        )
+
+    def touch(self, name: str) -> None:
+        """Note that an object is in use, where that costs nothing: on a directory store."""
+        if self._local:
+            with contextlib.suppress(OSError):  # gone, or not ours: it only ages faster
+                os.utime(self.path(name))
+
     def delete(self, name: str) -> None:
         """Remove an object; a missing one is fine (another collector was faster). On a directory
         store folders that become empty go too."""
@@ -152,6 +181,18 @@ def _open_in(folder: str, path: str) -> BinaryIO:
             return open(path, "wb")
         except FileNotFoundError:
             continue
+
+
+def _used_s(info: dict[str, Any]) -> float:
+    for name in ("mtime", "LastModified", "last_modified", "updated", "created"):
+        when = info.get(name)
+        if isinstance(when, datetime):
+            return when.timestamp()
+        if isinstance(when, int | float):
+            return float(when)
+        if isinstance(when, str):
+            return datetime.fromisoformat(when).timestamp()
+    return 0.0
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:

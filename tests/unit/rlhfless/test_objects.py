@@ -1,3 +1,4 @@
+import os
 import threading
 from pathlib import Path
 
@@ -139,3 +140,19 @@ def test_arrays_that_do_not_fit_together() -> None:
     batch = make_batch([(2, 3)])
     with pytest.raises(InternalError, match="do not fit"):
         Batch(**{**vars(batch), "rollout_logprobs": np.zeros(2, np.float32)})
+
+
+def test_infos_tell_sizes_and_which_was_used_last(store: ObjectStore) -> None:
+    for name, data in (("a/1", b"x"), ("a/2", b"xyz"), ("b/3", b"")):
+        store.put(name, data)
+    found = {info.name: info for info in store.infos("a")}
+    assert {name: info.num_bytes for name, info in found.items()} == {"a/1": 1, "a/2": 3}
+    assert min(info.used_s for info in found.values()) > 1.7e9
+    assert store.infos("nothing") == ()
+    store.touch("a/missing")
+    path = store.local_path("a/1")
+    if path is not None:
+        os.utime(path, (1.0, 1.0))
+        assert store.infos("a")[0].used_s == 1.0
+    store.touch("a/1")
+    assert store.infos("a")[0].used_s > 1.7e9
