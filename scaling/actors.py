@@ -27,7 +27,6 @@ from scaling.assignment import (
     random_equal,
 )
 from scaling.cost_model import CostModel
-from scaling.decode_cost import DecodeCost
 from scaling.tails import Finish, last
 from scaling.work import Capacity, Prefixes, actor_finish
 
@@ -67,7 +66,8 @@ class Situation:
     used. ``strategies``: the candidates, of ``STRATEGIES``. ``cold_start_s`` is paid by each actor
     beyond the ``num_warm``. ``early_release``: actors are let go when done. ``min_actors`` equal to
     ``max_actors`` fixes the number. ``seed`` shuffles ``random``. ``reference``: (T₀, C₀) in
-    seconds; None: those of the static plan.
+    seconds; None: those of the static plan. ``slowest``: plans that take longer than so many times
+    T₀ are left out while another does not.
     """
 
     max_actors: int
@@ -82,6 +82,7 @@ class Situation:
     prefixes: Prefixes = field(default_factory=Prefixes)
     seed: int = 0
     reference: tuple[float, float] | None = None
+    slowest: float = float("inf")
 
 
 def choose(items: Sequence[Item], situation: Situation) -> ActorDecision:
@@ -100,7 +101,8 @@ def choose(items: Sequence[Item], situation: Situation) -> ActorDecision:
         for strategy in situation.strategies
         for assignment in candidates(items, number, strategy, situation)
     )
-    chosen = min(plans, key=lambda plan: plan.score if plan.score is not None else 0.0)
+    limit_s = situation.slowest * max(reference[0], 1e-9)
+    chosen = min(plans, key=lambda plan: _late_then_score(plan, limit_s))
     return ActorDecision(chosen, plans, f"lowest score at time weight {situation.time_weight:g}")
 
 
@@ -175,49 +177,9 @@ def static_reference(items: Sequence[Item], situation: Situation) -> tuple[float
     return last(actors), last(actors) * len(actors)
 
 
-@dataclass(frozen=True)
-class ActorSituation:
-    """What the choice depends on. ``cost`` None: nothing measured yet. ``tail`` as
-    ``scaling.lengths.tail_factor``; ``cold_start_s`` for each actor beyond the ``num_warm``."""
-
-    max_actors: int
-    num_warm: int
-    cold_start_s: float
-    cost: DecodeCost | None
-    tail: float
-    max_tokens: int
-    time_weight: float
-
-
-def choose_actors(items: Sequence[Item], situation: ActorSituation) -> ActorDecision:
-    """The best number of actors for ``items`` (at least one item) and who generates what."""
-    most = min(situation.max_actors, len(items))
-    if situation.cost is None:
-        plan = ActorPlan(_ids(group_affine(items, most)), None, None, None)
-        return ActorDecision(plan, (plan,), "nothing measured yet: as many actors as allowed")
-    timed = [_timed(items, k, situation, situation.cost) for k in range(1, most + 1)]
-    time_0 = max(timed[-1][1], 1e-9)
-    cost_0 = max(timed[-1][2], 1e-9)
-    weight = situation.time_weight
-    plans = tuple(
-        ActorPlan(ids, seconds, total, weight * seconds / time_0 + (1 - weight) * total / cost_0)
-        for ids, seconds, total in timed
-    )
-    # The first of equals: fewer actors.
-    chosen = min(plans, key=lambda plan: plan.score if plan.score is not None else 0.0)
-    return ActorDecision(chosen, plans, f"lowest score at time weight {weight:g}")
-
-
-def _timed(
-    items: Sequence[Item], num_actors: int, situation: ActorSituation, cost: DecodeCost
-) -> tuple[tuple[tuple[str, ...], ...], float, float]:
-    assignment = group_affine(items, num_actors)
-    seconds = []
-    for index, actor in enumerate(assignment):
-        longest = min(max(i.tokens for i in actor) * situation.tail, float(situation.max_tokens))
-        cold = situation.cold_start_s if index >= situation.num_warm else 0.0
-        seconds.append(cold + cost.seconds(longest, sum(i.tokens for i in actor)))
-    return _ids(assignment), max(seconds), sum(seconds)
+def _late_then_score(plan: ActorPlan, limit_s: float) -> tuple[float, float]:
+    assert plan.seconds is not None and plan.score is not None
+    return max(0.0, plan.seconds - limit_s), plan.score
 
 
 def _ids(assignment: list[list[Item]]) -> tuple[tuple[str, ...], ...]:

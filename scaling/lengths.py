@@ -72,18 +72,6 @@ def forecast(state: LengthState, prompt: str, prompt_tokens: int, max_tokens: in
     )
 
 
-def tail_factor(state: LengthState, num_samples: int) -> float:
-    """How much longer than predicted the longest of ``num_samples`` responses is likely to be.
-
-    The ``m / (m + 1)`` quantile of the recent ratios; 2 when nothing is known.
-    """
-    if not state.ratios:
-        return 2.0
-    ordered = sorted(state.ratios)
-    rank = math.ceil(len(ordered) * num_samples / (num_samples + 1))
-    return ordered[min(rank, len(ordered)) - 1]
-
-
 def update(
     state: LengthState,
     observed: Mapping[str, Sequence[int]],

@@ -53,7 +53,8 @@ class MoveRules:
     made (hysteresis: forecasts change with every look, and what gains little would soon be undone).
     ``steer_s``: from the decision until the
     target has the sample. ``load_s``: group -> seconds to load its prompt where that beats
-    computing it. ``vacate`` and ``rebalance`` switch the two kinds of change.
+    computing it. ``latest_s``: no change may put the end off beyond this many seconds from now
+    (or beyond where it is without any). ``vacate`` and ``rebalance``: the two kinds of change.
     """
 
     time_weight: float
@@ -63,6 +64,7 @@ class MoveRules:
     cooldown_s: float = 10.0
     early_release: bool = True
     load_s: Mapping[int, float] = field(default_factory=dict)
+    latest_s: float = float("inf")
     vacate: bool = True
     rebalance: bool = True
 

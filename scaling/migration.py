@@ -120,6 +120,7 @@ class _Planner:
         seconds, held = self._totals()
         self._reference = rules.reference or (seconds, held)
         self._before = self._outlook()
+        self._latest_s = max(rules.latest_s, self._before.seconds)
         self._least_gain = max(rules.margin * self._before.score, 1e-9)
 
     def plan(self) -> MovePlan:
@@ -166,8 +167,9 @@ class _Planner:
                 continue
             target.take(sample)
             made.append((sample, target))
-            if (score := self._outlook().score) < best_score:
-                best_score, best_count = score, len(made)
+            outlook = self._outlook()
+            if outlook.score < best_score and outlook.seconds <= self._latest_s:
+                best_score, best_count = outlook.score, len(made)
         for sample, target in reversed(made[best_count:]):
             target.undo_take(sample)
             source.undo_give(sample)
@@ -181,15 +183,16 @@ class _Planner:
 
     def _best_target(self, source: _Actor, sample: Running) -> _Actor | None:
         """Where the score becomes lowest; ``source`` has let go of the sample already."""
-        best, best_score = None, float("inf")
+        best, best_key = None, (True, float("inf"))
         for target in self._actors:
             if target is source or not target.has_room(sample):
                 continue
             target.take(sample)
-            score = self._outlook().score
+            outlook = self._outlook()
             target.undo_take(sample)
-            if score < best_score:
-                best, best_score = target, score
+            key = (outlook.seconds > self._latest_s, outlook.score)
+            if key < best_key:
+                best, best_key = target, key
         return best
 
     def _totals(self) -> tuple[float, float]:
