@@ -11,7 +11,6 @@ from controller.collector import FinishedSample
 from controller.job import Job, Prompt
 from controller.ledger import Ledger
 from controller.rollout_stats import RolloutStats
-from controller.step_metrics import StepFacts
 from rlhfless.messages import TrainDone
 from scaling import cost_model, length_score, lengths
 from scaling.cost_model import CostState, Observation
@@ -59,10 +58,8 @@ def observed_lengths(
     return observed
 
 
-def observations(
-    stats: RolloutStats, trained: TrainDone | None = None, batch_tokens: int = 0
-) -> list[Observation]:
-    """The measured calls of a step. ``batch_tokens``: prompts and responses trained on."""
+def rollout_observations(stats: RolloutStats) -> list[Observation]:
+    """What a rollout's calls measured."""
     seen: list[Observation] = []
     for done in stats.calls:
         seen += [
@@ -80,36 +77,47 @@ def observations(
             cost_model.kv_publish(prefilled.published_bytes, prefilled.publish_s),
             cost_model.weights_pull(prefilled.weights_bytes, prefilled.weights_pull_s),
         ]
-    if trained is not None:
-        seen.append(cost_model.training(batch_tokens, trained.train_s))
     return seen
 
 
-def learn_step(
+def learn_rollout(
     job: Job,
     plan: RolloutPlan,
     prompt_of: Mapping[str, Prompt],
-    facts: StepFacts,
+    finished: Sequence[FinishedSample],
+    stats: RolloutStats,
     state: PolicyState,
     start_s: float,
 ) -> tuple[PolicyState, dict[str, float]]:
-    """The state after a step that began at ``start_s`` (loop seconds), and metrics of how good the
-    predictions were that were made before anything of it was seen."""
-    finished = facts.samples
-    tokens = sum(len(prompt_of[s.id].tokens) + len(s.tokens) for s in finished)
-    calls = observations(facts.rollout, facts.trained, tokens)
+    """The state after the rollout of a step that began at ``start_s`` (loop seconds), and metrics
+    of how good the lengths were that had been predicted."""
     observed = observed_lengths(finished, prompt_of)
-    metrics = cost_model.errors(plan.cost, calls)
-    if state.lengths.overall is not None:
-        metrics |= length_score.score(plan.forecasts, observed)
+    known = state.lengths.overall is not None
+    metrics = length_score.score(plan.forecasts, observed) if known else {}
     sizes = {prompt.key: len(prompt.tokens) for prompt in prompt_of.values()}
     limit = job.spec.rollout.max_tokens
     since_s = start_s if state.costs.cold_starts else float("-inf")
-    return PolicyState(
+    starts = cold_starts(job.ledger, since_s)
+    learned = PolicyState(
         lengths=lengths.update(state.lengths, observed, limit, sizes),
-        costs=cost_model.observe(state.costs, calls, cold_starts(job.ledger, since_s)),
-        engine=_limits(facts.rollout, state.engine),
-    ), metrics
+        costs=cost_model.observe(state.costs, rollout_observations(stats), starts),
+        engine=_limits(stats, state.engine),
+    )
+    return learned, metrics
+
+
+def learn_training(state: PolicyState, tokens: int, trained: TrainDone) -> PolicyState:
+    """``tokens``: prompts and responses trained on."""
+    call = cost_model.training(tokens, trained.train_s)
+    return msgspec.structs.replace(state, costs=cost_model.observe(state.costs, [call]))
+
+
+def cost_errors(
+    plan: RolloutPlan, stats: RolloutStats, tokens: int, trained: TrainDone
+) -> dict[str, float]:
+    """Metrics of how good the times were that the plan's cost model predicts for what ran."""
+    calls = [*rollout_observations(stats), cost_model.training(tokens, trained.train_s)]
+    return cost_model.errors(plan.cost, calls)
 
 
 def cold_starts(ledger: Ledger, since_s: float) -> list[tuple[str, float]]:

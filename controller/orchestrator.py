@@ -19,6 +19,7 @@ from controller.garbage import collect_step
 from controller.job import Event, Job
 from controller.learning import PolicyState, decode_state
 from controller.ledger import Usage
+from controller.planning import Ahead
 from controller.requests import export_request
 from controller.step import run_step
 from rlhfless.errors import UserError
@@ -84,6 +85,7 @@ class Orchestrator:
         position = Position()
         version = step = 0
         paused: str | None = None
+        ahead: Ahead | None = None
         if records:
             position = msgspec.convert(records[-1].position, Position)
             version = records[-1].version
@@ -98,10 +100,10 @@ class Orchestrator:
                     await self._evaluation(step, notes, state, version)
                     step_end_s = loop.time()
                 result = await run_step(
-                    job, step, version, position, state, self._total_steps, step_end_s
+                    job, step, version, position, state, self._total_steps, step_end_s, ahead
                 )
                 step_end_s, version, state = result.end_s, result.record.version, result.state
-                position = result.position
+                position, ahead = result.position, result.ahead
                 data = {"metrics": result.record.metrics, "record": result.record}
                 job.observe(Event("step", f"step {step + 1}", data))
                 if following is not None:

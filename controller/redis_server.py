@@ -27,7 +27,14 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError
 
-from rlhfless.errors import CapacityError, ConflictError, RlhflessError, UserError
+from controller.homes import open_home
+from rlhfless.errors import (
+    CapacityError,
+    ConflictError,
+    RlhflessError,
+    UserError,
+    of_os_error,
+)
 from rlhfless.lifeline import Home
 
 START_TIMEOUT_S = 60.0
@@ -104,7 +111,7 @@ async def _served(folder: str) -> AsyncIterator[str]:
     """Runs a server; yields the path of its socket."""
     lock = await _lock(folder)
     try:
-        home = await asyncio.to_thread(Home)
+        home = await asyncio.to_thread(open_home)
     except BaseException:
         os.close(lock)
         raise
@@ -127,7 +134,7 @@ async def _lock(folder: str) -> int:
         os.makedirs(folder, exist_ok=True)
         lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise CapacityError(f"cannot use the folder {folder}: {error.strerror}") from error
+        raise of_os_error(f"cannot write to the folder {folder}", error) from error
     give_up = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:

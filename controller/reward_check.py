@@ -12,6 +12,7 @@ from typing import Any
 from controller.call_contents import CallContents
 from controller.collector import Collector, FinishedSample, Sample
 from controller.dispatch import Dispatcher, RetryPolicy
+from controller.homes import cannot_make_temporary_folder
 from controller.job import Prompt, Surroundings
 from controller.ledger import Ledger
 from controller.local_run import deployments, load_data
@@ -46,7 +47,7 @@ async def check_rewards(spec: JobSpec, num_rows: int, completion: str | None) ->
     """Score ``num_rows`` rows: with ``completion`` as every response, or with responses sampled
     from the job's model. Raises what the rewards raise."""
     wanted = ("reward",) if completion is not None else ("reward", "rollout")
-    with tempfile.TemporaryDirectory(prefix="rlhfless-check-") as folder:
+    with _temporary_folder() as folder:
         async with LocalPlatform(
             [d for d in deployments(spec) if d.function in wanted],
             ledger=Ledger(),
@@ -82,6 +83,13 @@ async def check_rewards(spec: JobSpec, num_rows: int, completion: str | None) ->
         for prompt, text, part, total in zip(prompts, texts, parts, done.totals, strict=True)
     ]
     return RewardCheck(rows, seconds)
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="rlhfless-check-")
+    except OSError as error:
+        raise cannot_make_temporary_folder(error) from error
 
 
 def _given(name: str, tokens: list[int]) -> FinishedSample:

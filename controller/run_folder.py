@@ -26,7 +26,7 @@ from typing import Any
 
 from controller.job import StepSamples
 from controller.job_store import StepRecord
-from rlhfless.errors import CapacityError, ConflictError, UserError
+from rlhfless.errors import ConflictError, UserError, of_os_error
 from rlhfless.spec import JobSpec, reward_name
 from rlhfless.spec_file import dump_spec, load_spec
 
@@ -63,10 +63,15 @@ class RunFolder:
 
     def create(self, spec: JobSpec) -> None:
         """Take a fresh folder. Raises ``ConflictError`` if a run lies there already."""
+        if os.path.isfile(self.path):
+            raise UserError(
+                f"cannot write to {self.path}: it is a file, not a folder",
+                hint="name a folder with --out",
+            )
         try:
             os.makedirs(self.path, exist_ok=True)
         except OSError as error:
-            raise UserError(f"cannot write to {self.path}: {error.strerror}") from error
+            raise of_os_error(f"cannot write to {self.path}", error) from error
         self._take_lock()
         if os.path.exists(self.file("job.yaml")):
             self.close()
@@ -86,8 +91,11 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        with open(self.file("id"), encoding="utf-8") as file:
-            return file.read()
+        try:
+            with open(self.file("id"), encoding="utf-8") as file:
+                return file.read()
+        except OSError as error:
+            raise of_os_error(f"cannot read {self.file('id')}", error) from error
 
     def resume(self, spec: JobSpec) -> None:
         """Take a folder back whose run was interrupted. Raises ``UserError`` if there is none, or
@@ -127,7 +135,7 @@ class RunFolder:
         except OSError as error:
             with suppress(OSError):
                 os.unlink(path + ".tmp")
-            raise _no_room(path, error) from error
+            raise of_os_error(f"cannot write {path}", error) from error
 
     def rewrite_records(self, records: Iterable[StepRecord]) -> None:
         """Bring ``metrics.jsonl`` and ``plans.jsonl`` in line with the journal, the truth."""
@@ -166,10 +174,13 @@ class RunFolder:
             with open(path, "a", encoding="utf-8") as file:
                 file.write(text)
         except OSError as error:
-            raise _no_room(path, error) from error
+            raise of_os_error(f"cannot write {path}", error) from error
 
     def _take_lock(self) -> None:
-        lock = os.open(self.file(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            lock = os.open(self.file(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise of_os_error(f"cannot write to {self.path}", error) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -217,10 +228,6 @@ def _line(value: Mapping[str, Any]) -> str:
 
 def _plan(record: StepRecord) -> dict[str, Any]:
     return {"step": record.step + 1, **record.plan}
-
-
-def _no_room(path: str, error: OSError) -> CapacityError:
-    return CapacityError(f"cannot write {path}: {error.strerror}", hint="make room there")
 
 
 def changed_fields(old: JobSpec, new: JobSpec) -> list[str]:

@@ -20,6 +20,7 @@ from controller.job import Event, Job, StepSamples
 from controller.job_store import StepRecord
 from controller.learning import PolicyState
 from controller.overlap import Overlap
+from controller.planning import Ahead
 from controller.requests import RolloutTask, train_request
 from controller.scoring import Scoring
 from controller.standby import Standby
@@ -30,12 +31,14 @@ from rlhfless.messages import TrainDone
 
 @dataclass(frozen=True)
 class StepResult:
-    """``end_s``: loop seconds up to which ``record``'s metrics account for time."""
+    """``end_s``: loop seconds up to which ``record``'s metrics account for time. ``ahead``: the
+    next step's plan."""
 
     end_s: float
     record: StepRecord
     position: Position
     state: PolicyState
+    ahead: Ahead | None
 
 
 async def run_step(
@@ -46,22 +49,26 @@ async def run_step(
     state: PolicyState,
     total_steps: int,
     start_s: float,
+    ahead: Ahead | None = None,
 ) -> StepResult:
     """Train ``version`` into ``version + 1`` with one step's samples. Idempotent.
 
     ``start_s`` (loop seconds) is the end of the step before, so that the time between two steps is
-    accounted for as well.
+    accounted for as well. ``ahead`` is this step's plan, if it was made during the step before.
     """
     loop = asyncio.get_running_loop()
     job.timeline.forget_before(start_s)
 
     # 1. Plan: prompts, samples, actors, and who generates what.
-    plan = planning.plan_step(job, step, position)
+    plan = planning.plan_step(job, step, position) if ahead is None else ahead.step
     journal = await job.journal.step_journal(step)
     collector = Collector(plan.samples, journal.samples.values())
-    left = [s for s in plan.samples if s.id not in journal.samples]
-    warm = job.dispatcher.warm("rollout")
-    rollout_plan = planning.plan_rollout(job.spec, left, plan.prompts, state, warm)
+    if ahead is not None and not journal.samples:
+        rollout_plan = ahead.rollout
+    else:
+        left = [s for s in plan.samples if s.id not in journal.samples]
+        warm = job.dispatcher.warm("rollout")
+        rollout_plan = planning.plan_rollout(job.spec, left, plan.prompts, state, warm)
     actors = len(rollout_plan.assignment)
     job.observe(Event("rollout", f"step {step + 1}", {"actors": actors}))
 
@@ -89,15 +96,28 @@ async def run_step(
         scored_s = loop.time()
 
     # 5. One batch; advantages and the update happen where the policy is. Meanwhile the samples are
-    # kept for people to read, and instances that would only wait are let go.
+    # kept for people to read, the next step is planned, and instances that would only wait are let
+    # go.
     job.observe(Event("train", f"step {step + 1}"))
     finished = collector.done()
     batch = await write_step_batch(job, plan, finished, scoring)
     position_after = msgspec.to_builtins(plan.position)
-    samples = StepSamples(step, finished, scoring.scores, plan.prompt_of)
-    batch_tokens = sum(len(plan.prompt_of[s.id].tokens) + len(s.tokens) for s in finished)
+    prompt_of = plan.prompt_of
+    samples = StepSamples(step, finished, scoring.scores, prompt_of)
+    batch_tokens = sum(len(prompt_of[s.id].tokens) + len(s.tokens) for s in finished)
+
+    def look_ahead() -> tuple[PolicyState, dict[str, float], Ahead | None]:
+        learned, judged = learning.learn_rollout(
+            job, rollout_plan, prompt_of, finished, stats, state, start_s
+        )
+        if step + 1 == total_steps:
+            return learned, judged, None
+        following = planning.plan_ahead(job, step + 1, plan.position, learned, actors)
+        return learned, judged, following
+
     async with asyncio.TaskGroup() as group:
         group.create_task(asyncio.to_thread(job.keep_samples, samples), name="keep-samples")
+        looked = group.create_task(asyncio.to_thread(look_ahead), name="look-ahead")
         between = group.create_task(standby.between_steps(actors, batch_tokens), name="standby")
         trained = await job.dispatcher.call(
             train_request(job, step, version, batch, position_after, total_steps), TrainDone
@@ -123,7 +143,9 @@ async def run_step(
         times=times,
         usage=job.ledger.total(end_s, since_s=start_s),
     )
-    learned, judged = learning.learn_step(job, rollout_plan, plan.prompt_of, facts, state, start_s)
+    learned, judged, following = looked.result()
+    judged |= learning.cost_errors(rollout_plan, stats, batch_tokens, trained)
+    learned = learning.learn_training(learned, batch_tokens, trained)
     record = StepRecord(
         step=step,
         version=trained.version,
@@ -133,4 +155,4 @@ async def run_step(
     )
     books = job.books.notes(loop.time())
     await job.journal.commit(record, learning.encode_state(learned), **books)
-    return StepResult(end_s, record, plan.position, learned)
+    return StepResult(end_s, record, plan.position, learned, following)

@@ -14,7 +14,7 @@ from controller.job_store import StepRecord
 from controller.ledger import Usage
 from controller.orchestrator import Outcome
 from controller.run_folder import RunFolder
-from rlhfless.errors import CapacityError
+from rlhfless.errors import of_os_error
 
 
 def write_summary(
@@ -100,10 +100,7 @@ def write_plot(folder: RunFolder, records: Sequence[StepRecord]) -> str | None:
     try:
         figure.savefig(path, dpi=120)
     except OSError as error:
-        raise CapacityError(
-            f"cannot write {path}: {error.strerror}",
-            hint="make room there, then continue with --resume",
-        ) from error
+        raise of_os_error(f"cannot write {path}", error) from error
     return path
 
 

@@ -22,6 +22,7 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from controller.homes import open_home
 from controller.ledger import Ledger
 from controller.platforms.base import Deployment, Instance
 from controller.platforms.local_instance import LocalInstance, Refused, Terms
@@ -32,7 +33,7 @@ from controller.platforms.local_processes import (
     Launcher,
     ZygoteLauncher,
 )
-from rlhfless.errors import CapacityError, InternalError, RlhflessError
+from rlhfless.errors import CapacityError, InternalError, RlhflessError, of_os_error
 from rlhfless.frames import encode_request
 from rlhfless.lifeline import Home
 from rlhfless.messages import ROUTES, AnyFrame, FunctionName, Request, SteerRequest
@@ -342,8 +343,11 @@ class LocalPlatform:
 
     def _start(self) -> tuple[Home, ZygoteLauncher, FreshLauncher]:
         if self._started is None:
-            os.makedirs(self._folder, exist_ok=True)
-            home = Home()
+            try:
+                os.makedirs(self._folder, exist_ok=True)
+            except OSError as error:
+                raise of_os_error(f"cannot write to {self._folder}", error) from error
+            home = open_home()
             log = os.path.join(self._folder, "zygote.log")
             apps = [self._app(function).partition(":")[0] for function in self._pools]
             zygote = ZygoteLauncher(home, log, [*self._options.preload, *apps])

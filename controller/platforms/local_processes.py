@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Protocol
 
 import rlhfless
-from rlhfless.errors import CapacityError, TransientError
+from rlhfless.errors import CapacityError, TransientError, of_os_error
 from rlhfless.lifeline import Home
 
 TOKEN_VARIABLE = "RLHFLESS_FUNCTION_TOKEN"  # noqa: S105  (the name of a variable)
@@ -183,6 +183,9 @@ class _Zygote:
         except OSError as error:
             ours.close()
             raise CapacityError(f"cannot start a process: {error.strerror}") from error
+        except BaseException:
+            ours.close()
+            raise
         reader, writer = await asyncio.open_connection(sock=ours)
         return cls(home, child, reader, writer)
 
@@ -276,7 +279,10 @@ def _end_group(pid: int) -> None:
 
 
 def _append_to(path: str) -> BinaryIO:
-    return open(path, "ab")
+    try:
+        return open(path, "ab")
+    except OSError as error:
+        raise of_os_error(f"cannot write {path}", error) from error
 
 
 def _environment() -> dict[str, str]:
