@@ -13,13 +13,15 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from controller.platforms.base import Instance
-from rlhfless.batches import Batch, read_batch
+from rlhfless.batches import Batch, decode_batch, read_batch
 from rlhfless.errors import CapacityError, ConflictError, RlhflessError, TransientError
 from rlhfless.messages import (
     AnyFrame,
     ExportDone,
     ExportRequest,
     FunctionName,
+    GradientsDone,
+    GradientsRequest,
     Heartbeat,
     LogprobsDone,
     LogprobsRequest,
@@ -34,22 +36,26 @@ from rlhfless.messages import (
 from rlhfless.objects import ObjectStore
 from tests.support.scripted_rollout import Faults, ScriptedRollout
 
+UNARY_S = 0.005
 STEER_S = 0.001
 
 
 @dataclass
 class ScriptedPlatform:
     """``trained``: version -> the call that made it; ``batches``: that call -> what it was given.
-    ``generated``: tokens each sample id cost."""
+    ``generated``: tokens each sample id cost. ``begun``: version -> rewards of the samples that its
+    instance has begun ahead, by their places."""
 
     faults: Faults = field(default_factory=lambda: Faults(random.Random(0)))
     trained: dict[int, str] = field(default_factory=dict)
     generated: dict[str, int] = field(default_factory=dict)
     batches: dict[str, Batch] = field(default_factory=dict)
+    begun: dict[int, dict[int, float]] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     steers: list[SteerRequest] = field(default_factory=list)
     broken: RlhflessError | None = None
     _running: dict[str, ScriptedRollout] = field(default_factory=dict)
+    _training: bool = False
 
     async def invoke(self, request: Request) -> AsyncGenerator[AnyFrame]:
         self.requests.append(request)
@@ -61,14 +67,21 @@ class ScriptedPlatform:
             async for frame in self._rollout(request):
                 yield frame
             return
-        await asyncio.sleep(0.005)
+        training = isinstance(request, GradientsRequest | TrainRequest)
+        assert not (training and self._training), "the training function serves one call at a time"
+        self._training |= training
+        try:
+            await asyncio.sleep(UNARY_S)
+        finally:
+            self._training &= not training
         if self.faults.strikes(self.faults.lost):
+            self.begun.clear()
             raise TransientError("the instance died before it began")
         result = self._unary(request)
         # The work is done; its answer may still be lost on the way.
         if self.faults.strikes(self.faults.lost):
             raise TransientError("the instance died")
-        yield Heartbeat(busy_s=0.005)
+        yield Heartbeat(busy_s=UNARY_S)
         yield result
 
     async def _rollout(self, request: RolloutRequest) -> AsyncGenerator[AnyFrame]:
@@ -96,6 +109,8 @@ class ScriptedPlatform:
             return LogprobsDone(logprobs=array.array("f", [-1.5] * count).tobytes())
         if isinstance(request, TrainRequest):
             return self._train(request)
+        if isinstance(request, GradientsRequest):
+            return self._begin(request)
         assert isinstance(request, ExportRequest)
         return ExportDone(folder=request.folder, files=["model.safetensors"])
 
@@ -108,6 +123,17 @@ class ScriptedPlatform:
         self.batches.setdefault(request.call.id, batch)
         metrics = {"policy/kl": 0.0, "policy/grad_norm": 1.0}
         return TrainDone(version=version, metrics=metrics, train_s=0.005)
+
+    def _begin(self, request: GradientsRequest) -> GradientsDone:
+        version = request.model.version + 1
+        if version in self.trained:
+            return GradientsDone()
+        part = decode_batch(request.batch)
+        assert part.groups.tolist() == [request.groups[i] for i in request.samples]
+        begun = self.begun.setdefault(version, {})
+        rewards = part.rewards.tolist()
+        begun.update(zip(request.samples, rewards, strict=True))
+        return GradientsDone(num_samples=len(begun))
 
     async def scale(self, function: FunctionName, count: int) -> None:
         pass

@@ -26,7 +26,7 @@ from controller.orchestrator import Orchestrator, Outcome
 from controller.timeline import Timeline
 from rlhfless.batches import Batch
 from rlhfless.errors import InternalError, TransientError, UserError
-from rlhfless.messages import RolloutRequest, TrainRequest
+from rlhfless.messages import GradientsRequest, RolloutRequest, TrainRequest
 from rlhfless.objects import ObjectStore
 from rlhfless.spec import JobSpec
 from simulator.clock import run
@@ -210,6 +210,47 @@ def test_a_controller_killed_again_and_again_changes_nothing(
     assert run(lives()) > 1
     assert_same(batches(w), undisturbed)
     assert sorted(w.platform.trained) == [1, 2, 3]
+
+
+OVERLAP = {"training": {"overlap": True}}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_update_begins_while_the_rollout_runs(
+    tmp_path: Path, undisturbed: list[Batch], seed: int
+) -> None:
+    """Whatever is lost on the way: the same batches, and what was begun is a part of them."""
+    chance = 0.05 if seed else 0.0
+    w = world(tmp_path, make_spec(**OVERLAP), seed=seed, lost=chance, refused=chance)
+    run(w.live())
+    assert_same(batches(w), undisturbed)
+    begun = [r for r in w.platform.requests if isinstance(r, GradientsRequest)]
+    for version, rewards in w.platform.begun.items():
+        expected = undisturbed[version - 1].rewards
+        assert rewards == {i: expected[i] for i in rewards}
+    if not seed:
+        assert {r.model.version for r in begun} == {0, 1, 2}
+        trains = [r for r in w.platform.requests if isinstance(r, TrainRequest)]
+        for train in trains:
+            parts = [r for r in begun if r.model.version == train.model.version]
+            assert sum(len(r.samples) for r in parts) >= 8  # of 16; those in the tail are left
+            for name in ("algorithm", "optimization", "seed", "temperature", "max_tokens"):
+                assert all(getattr(r, name) == getattr(train, name) for r in parts), name
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_controller_killed_while_it_overlaps_changes_nothing(
+    tmp_path: Path, undisturbed: list[Batch], seed: int
+) -> None:
+    w = world(tmp_path, make_spec(**OVERLAP), seed=seed, lost=0.02)
+    rng = random.Random(seed)
+
+    async def lives() -> None:
+        while await w.live(for_s=rng.uniform(0.05, 0.9)) is None:
+            pass
+
+    run(lives())
+    assert_same(batches(w), undisturbed)
 
 
 def test_finished_samples_are_not_generated_again(tmp_path: Path) -> None:
