@@ -34,20 +34,28 @@ _TERM_GRACE_S = 1.0
 
 class Home:
     """The controller's end. ``close`` kills what still runs and removes the folder; it blocks for
-    some milliseconds (up to seconds if a process lingers), so call it from a thread."""
+    some milliseconds (up to seconds if a process lingers), so call it from a thread.
+
+    Raises ``OSError`` where there is no room for the folder or the guardian, and leaves nothing."""
 
     def __init__(self) -> None:
         sweep()
-        self._lock_fd, self.path = _make_folder()
-        self.lifeline_fd, self._write_fd = os.pipe()
-        self._guardian = subprocess.Popen(  # noqa: S603  (this file, run by this interpreter)
-            [sys.executable, "-I", "-S", __file__, "guard", self.path],
-            stdin=self.lifeline_fd,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
-        )
+        with contextlib.ExitStack() as undo:
+            self._lock_fd, self.path = _make_folder()
+            undo.callback(shutil.rmtree, self.path, ignore_errors=True)
+            undo.callback(os.close, self._lock_fd)
+            self.lifeline_fd, self._write_fd = os.pipe()
+            undo.callback(os.close, self.lifeline_fd)
+            undo.callback(os.close, self._write_fd)
+            self._guardian = subprocess.Popen(  # noqa: S603  (this file, run by this interpreter)
+                [sys.executable, "-I", "-S", __file__, "guard", self.path],
+                stdin=self.lifeline_fd,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+            undo.pop_all()
 
     def file(self, name: str) -> str:
         return os.path.join(self.path, name)
@@ -148,11 +156,15 @@ def end(home: str) -> None:
 def _make_folder() -> tuple[int, str]:
     """A locked folder. It gets its name only when the lock is held, so no sweep can mistake it."""
     unnamed = tempfile.mkdtemp(prefix="new-" + _PREFIX, dir=_base())
-    os.mkdir(os.path.join(unnamed, "pids"))
-    lock = os.open(os.path.join(unnamed, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    path = os.path.join(_base(), os.path.basename(unnamed).removeprefix("new-"))
-    os.rename(unnamed, path)
+    with contextlib.ExitStack() as undo:
+        undo.callback(shutil.rmtree, unnamed, ignore_errors=True)
+        os.mkdir(os.path.join(unnamed, "pids"))
+        lock = os.open(os.path.join(unnamed, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        undo.callback(os.close, lock)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = os.path.join(_base(), os.path.basename(unnamed).removeprefix("new-"))
+        os.rename(unnamed, path)
+        undo.pop_all()
     return lock, path
 
 

@@ -221,6 +221,20 @@ def test_a_reward_that_kills_its_function_each_time(place: Workplace) -> None:
     place.assert_nothing_left()
 
 
+def test_a_run_folder_that_cannot_be_used(place: Workplace) -> None:
+    out = place.folder / "run"
+    (out / ".lock").mkdir(parents=True)
+    assert_told(place.start_job().ended(), 2, f"error: cannot write to {out}: Is a directory")
+    (out / ".lock").rmdir()
+    (out / "logs").write_text("not a folder")
+    assert_told(place.start_job().ended(), 2, f"error: cannot write to {out}/logs: File exists")
+    (out / "logs").unlink()
+    (out / "store").write_text("not a folder")
+    ended = place.start_job("run", "--set", "training.steps=1").ended()
+    assert_told(ended, 2, f"error: cannot read {out}/store/", ": Not a directory")
+    place.assert_nothing_left()
+
+
 @pytest.mark.parametrize("place_of_out", ["a file", "nowhere"])
 def test_an_out_that_cannot_be_a_folder(place: Workplace, place_of_out: str) -> None:
     out: Path = place.job_file if place_of_out == "a file" else Path("/proc/nowhere/run")

@@ -70,6 +70,14 @@ def test_a_full_disk_ends_the_run_clearly_and_room_lets_it_go_on(
     assert_same(place.result("disk/run"), undisturbed)
 
 
+def test_a_disk_that_may_only_be_read_is_told_at_once(place: Workplace, disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    ended = place.start_job("disk/run").ended()
+    assert ended.code == 2, ended.explained()
+    assert f"error: cannot write to {disk}/run: Read-only file system" in ended.err
+    place.assert_nothing_left()
+
+
 def test_a_disk_without_any_room_is_told_at_once(place: Workplace, disk: Path) -> None:
     filler = fill(disk)
     ended = place.start_job("disk/run").ended()
