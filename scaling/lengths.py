@@ -29,6 +29,8 @@ BUCKET_STRENGTH = 4.0
 """Prompts a bucket must have seen before its own mean counts as much as that of all."""
 UNKNOWN = tuple((i + 0.5) / 10 for i in range(20))
 """Ratios before anything is known: uniform over 0 .. 2, so lengths over 0 .. the limit."""
+UNKNOWN_VARIANCE = 0.5
+"""Of log lengths, between and within prompts: their sum is about that of ``UNKNOWN``."""
 
 
 class LengthState(msgspec.Struct, frozen=True):
@@ -37,8 +39,9 @@ class LengthState(msgspec.Struct, frozen=True):
     ``means``: prompt key -> EWMA of its mean length, last seen last. ``overall``: EWMA over all
     prompts, None before the first step. ``ratios``: recent actual / predicted lengths of prompts
     with a past, oldest first; ``cold_ratios`` of those without. ``buckets``: power of two of the
-    prompt's length -> [mean relative to overall, prompts seen]. ``between``, ``scatter``:
-    variances of log lengths, as ``scaling.forecasts``; None before the first step.
+    prompt's length -> [mean relative to overall, prompts seen]. ``between``, ``cold_between`` (with
+    and without a past) and ``scatter``: variances of log lengths, as ``scaling.forecasts``; None
+    before there was anything to tell them from.
     """
 
     means: dict[str, float] = {}
@@ -47,6 +50,7 @@ class LengthState(msgspec.Struct, frozen=True):
     cold_ratios: list[float] = []
     buckets: dict[int, tuple[float, float]] = {}
     between: float | None = None
+    cold_between: float | None = None
     scatter: float | None = None
 
 
@@ -61,14 +65,16 @@ def predict(state: LengthState, prompt: str, max_tokens: int, prompt_tokens: int
 def forecast(state: LengthState, prompt: str, prompt_tokens: int, max_tokens: int) -> Forecast:
     """The distribution of lengths of responses to ``prompt`` (of ``prompt_tokens`` tokens)."""
     centre = predict(state, prompt, max_tokens, prompt_tokens)
-    own = state.ratios if prompt in state.means else state.cold_ratios
-    # With few ratios of its own kind the other kind's say more than the uniform guess.
+    known = prompt in state.means
+    own = state.ratios if known else state.cold_ratios
+    # Before any of its own kind the other kind's ratios say more than the uniform guess.
     ratios = quantile_blocks(own or state.cold_ratios or state.ratios or UNKNOWN, SUPPORT)
+    between = state.between if known else state.cold_between
     return Forecast(
         support=tuple(min(max(1.0, centre * ratio), float(max_tokens)) for ratio in ratios),
         max_tokens=max_tokens,
-        between=0.5 if state.between is None else state.between,
-        scatter=0.5 if state.scatter is None else state.scatter,
+        between=UNKNOWN_VARIANCE if between is None else between,
+        scatter=UNKNOWN_VARIANCE if state.scatter is None else state.scatter,
     )
 
 
@@ -94,14 +100,16 @@ def update(
     for prompt in list(means)[: max(0, len(means) - KEEP_PROMPTS)]:
         del means[prompt]
     total = sum(map(sum, observed.values())) / sum(map(len, observed.values()))
-    between, scatter = _variances(state, observed, max_tokens, sizes)
+    scatter = _scatter(state, observed)
+    errors = _errors(state, observed, max_tokens, sizes)
     return LengthState(
         means=means,
         overall=_ewma(state.overall, total),
         ratios=ratios[-KEEP_RATIOS:],
         cold_ratios=cold_ratios[-KEEP_RATIOS:],
         buckets=_buckets(state, observed, sizes, total),
-        between=between,
+        between=_between(state.between, errors[True], scatter),
+        cold_between=_between(state.cold_between, errors[False], scatter),
         scatter=scatter,
     )
 
@@ -132,27 +140,39 @@ def _buckets(
     return buckets
 
 
-def _variances(
+def _scatter(state: LengthState, observed: Mapping[str, Sequence[int]]) -> float | None:
+    """EWMA of the variance of log lengths within prompts."""
+    squares = freedom = 0.0
+    for lengths in observed.values():
+        logs = [math.log(max(1, length)) for length in lengths]
+        mean = sum(logs) / len(logs)
+        squares += sum((log - mean) ** 2 for log in logs)
+        freedom += len(logs) - 1
+    return _ewma(state.scatter, max(0.01, squares / freedom)) if freedom else state.scatter
+
+
+def _errors(
     state: LengthState,
     observed: Mapping[str, Sequence[int]],
     max_tokens: int,
     sizes: Mapping[str, int],
-) -> tuple[float | None, float | None]:
-    """EWMA of the variances of log lengths between prompts (about their predictions) and within
-    them."""
-    within = freedom = 0.0
-    errors: list[tuple[float, int]] = []
+) -> dict[bool, list[tuple[float, int]]]:
+    """Whether a prompt had a past -> (mean log length less log prediction, responses) of each."""
+    errors: dict[bool, list[tuple[float, int]]] = {True: [], False: []}
     for prompt, lengths in observed.items():
-        logs = [math.log(max(1, length)) for length in lengths]
-        mean = sum(logs) / len(logs)
-        within += sum((log - mean) ** 2 for log in logs)
-        freedom += len(logs) - 1
-        predicted = predict(state, prompt, max_tokens, sizes.get(prompt, 0))
-        errors.append((mean - math.log(max(1.0, predicted)), len(logs)))
-    scatter = _ewma(state.scatter, max(0.01, within / freedom)) if freedom else state.scatter
+        predicted = max(1.0, predict(state, prompt, max_tokens, sizes.get(prompt, 0)))
+        mean = sum(math.log(max(1, length)) for length in lengths) / len(lengths)
+        errors[prompt in state.means].append((mean - math.log(predicted), len(lengths)))
+    return errors
+
+
+def _between(
+    old: float | None, errors: Sequence[tuple[float, int]], scatter: float | None
+) -> float | None:
+    """EWMA of the variance of prompts' errors, less what their responses' scatter explains."""
     if len(errors) < 2:
-        return state.between, scatter
+        return old
     mean = sum(error for error, _ in errors) / len(errors)
     noise = sum((scatter or 0.0) / count for _, count in errors) / len(errors)
     spread = sum((error - mean) ** 2 for error, _ in errors) / (len(errors) - 1)
-    return _ewma(state.between, max(0.01, spread - noise)), scatter
+    return _ewma(old, max(0.01, spread - noise))

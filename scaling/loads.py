@@ -59,7 +59,7 @@ class MoveRules:
 
     time_weight: float
     reference: tuple[float, float] | None = None
-    margin: float = 0.01
+    margin: float = 0.015
     steer_s: float = 0.05
     cooldown_s: float = 10.0
     early_release: bool = True
