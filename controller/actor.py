@@ -35,14 +35,14 @@ class RunningCall:
     ``progress_s`` of its newest ``Progress``.
 
     ``steerable`` becomes false with the first steer that is not accepted. ``given_up``: samples
-    that left it unfinished.
+    that left it unfinished, and have not come back.
     """
 
     request: RolloutRequest
     contents: CallContents
     began_s: float | None = None
     new_tokens: int = 0
-    given_up: int = 0
+    given_up: set[str] = field(default_factory=set)
     progress: Progress | None = None
     progress_s: float = 0.0
     steers: int = 0
@@ -107,9 +107,12 @@ class Actor:
         if call is None:
             return
         async with call.lock:
-            if not call.steerable:
+            # A call that began after they were owned has them from its start.
+            ids = [i for i in ids if i in call.given_up or i not in call.contents.ids]
+            if not call.steerable or not ids:
                 return
             call.steers += 1
+            call.given_up.difference_update(ids)
             # Before the answer: the first tokens may be faster.
             prompts, tasks = call.contents.add(ids)
             request = steer_request(
@@ -183,5 +186,5 @@ class Actor:
         given = [i for i in self._collector.remaining(ids) if i in self._owned]
         for sample in given:
             del self._owned[sample]
-        call.given_up += len(given)
+        call.given_up.update(given)
         self._on_released(given)

@@ -1,0 +1,87 @@
+"""Samples moved at random between actors that stream, while anything may be lost: they all end,
+once, as the samples they would have been."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from controller.collector import Collector, FinishedSample, Sample
+from controller.requests import RolloutTask
+from controller.rollout import Rollout
+from simulator.clock import run
+from tests.support.world import World, world
+
+NUM_ACTORS = 4
+
+
+def samples() -> list[Sample]:
+    return [Sample(f"s{n}", n // 4, (7, n // 4), seed=n, max_tokens=64) for n in range(24)]
+
+
+async def generate(
+    w: World, restless: random.Random | None
+) -> tuple[dict[str, FinishedSample], Rollout]:
+    """All samples over ``NUM_ACTORS`` actors; with ``restless`` some move every few iterations."""
+    told: Counter[str] = Counter()
+
+    async def on_finished(finished: list[FinishedSample]) -> None:
+        told.update(sample.id for sample in finished)
+
+    async def watch(rollout: Rollout) -> None:
+        assert restless is not None
+        if len(rollout.running) < 2:
+            return
+        source, target = restless.sample(rollout.running, 2)
+        left = [i for i in source.left if i not in rollout.moving]
+        ids = restless.sample(left, restless.randint(0, len(left)))
+        if ids:
+            await rollout.move(source, target, ids)
+
+    collector = Collector(samples())
+    ids = list(collector.samples)
+    rollout = Rollout(w.job(), RolloutTask(step=0, version=0), collector, on_finished)
+    assignment = [ids[n::NUM_ACTORS] for n in range(NUM_ACTORS)]
+    await rollout.run(assignment, None if restless is None else watch, every_s=0.025)
+    assert set(told) == set(ids)
+    assert set(told.values()) == {1}
+    return {sample.id: sample for sample in collector.done()}, rollout
+
+
+def test_moved_samples_are_what_they_would_have_been(tmp_path: Path) -> None:
+    expected, _ = run(generate(world(tmp_path / "a"), None))
+    moves = 0
+    for seed in range(20):
+        w = world(tmp_path / str(seed))
+        found, rollout = run(generate(w, random.Random(seed)))
+        assert found == expected
+        assert w.platform.generated == {i: len(s.tokens) for i, s in expected.items()}
+        moves += rollout.stats.moved
+    assert moves > 50
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_moves_survive_losses(tmp_path: Path, seed: int) -> None:
+    expected, _ = run(generate(world(tmp_path / "a"), None))
+    w = world(tmp_path / "b", seed=seed, lost=0.02, drained=0.02, refused=0.1, repeated=0.1)
+    found, _ = run(generate(w, random.Random(seed)))
+    assert found == expected
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_moves_survive_steers_that_get_lost(tmp_path: Path, seed: int) -> None:
+    expected, _ = run(generate(world(tmp_path / "a"), None))
+    w = world(tmp_path / "b", seed=seed, lost=0.01, unsteered=0.15, unheard=0.15)
+    found, _ = run(generate(w, random.Random(seed)))
+    assert found == expected
+
+
+def test_a_platform_that_cannot_steer_loses_nothing(tmp_path: Path) -> None:
+    expected, _ = run(generate(world(tmp_path / "a"), None))
+    w = world(tmp_path / "b", unsteered=1.0)
+    found, rollout = run(generate(w, random.Random(0)))
+    assert found == expected
+    assert rollout.stats.moved == 0
