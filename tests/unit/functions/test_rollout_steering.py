@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 
@@ -19,10 +17,8 @@ from functions.rollout import app, generation
 from functions.rollout.transformers_engine import TransformersEngine
 from rlhfless.errors import UserError
 from rlhfless.messages import (
-    Finished,
     Frame,
     Released,
-    RolloutDone,
     RolloutRequest,
     SampleTask,
     SteerRequest,
@@ -35,6 +31,7 @@ from tests.support.rollout import (
     make_request,
     make_tasks,
 )
+from tests.support.steering import CallRecord, Responses, assert_same, continued, fresh
 
 SHORT = make_prompts([9, 30, 14])
 LONG = make_prompts([130, 150], seed=1)  # shared by a group, these are held once
@@ -78,41 +75,26 @@ def change(request: RolloutRequest, number: int, **others: Any) -> SteerRequest:
     return SteerRequest(call=request.call, target=request.call.id, number=number, **others)
 
 
-@dataclass
-class Response:
-    """All that was streamed of a sample, whoever streamed it."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    reason: str | None = None
-
-
-class Call:
-    """A running call, a frame at a time. ``context_tokens`` is what its rows must have seen."""
+class Call(CallRecord):
+    """A running call, a frame at a time."""
 
     def __init__(
-        self, engine: TransformersEngine, request: RolloutRequest, responses: dict[str, Response]
+        self,
+        engine: TransformersEngine,
+        request: RolloutRequest,
+        responses: Responses,
+        context: CallContext | None = None,
     ) -> None:
-        self.request = request
-        self.context = make_context()
+        super().__init__(request, responses)
+        self.context = context or make_context()
         self.context.inbox.open()
-        self.tasks = list(request.samples)
-        self.prompts = list(request.prompts)
-        self.here = {task.id for task in self.tasks}
-        self.done: RolloutDone | None = None
-        self.context_tokens = self.num_tokens = 0
         self._frames = engine.run(request, self.context)
-        self._responses = responses
-        self._steers = 0
 
-    def steer(self, **change_of: Any) -> bool:
-        """As ``SteerRequest``."""
-        accepted = self.context.inbox.offer(change(self.request, self._steers + 1, **change_of))
+    def steer(self, **contents: Any) -> bool:
+        change = self.change(**contents)
+        accepted = self.context.inbox.offer(change)
         if accepted:
-            self._steers += 1
-            self.tasks += change_of.get("samples", [])
-            self.prompts += change_of.get("prompts", [])
-            self.here.update(task.id for task in change_of.get("samples", []))
+            self.expect(change)
         return accepted
 
     def advance(self, frames: int = 1) -> list[str]:
@@ -121,67 +103,20 @@ class Call:
         for _ in range(frames):
             frame = next(self._frames, None)
             if frame is not None:
-                released += self._take(frame)
+                released += self.take(frame)
         return released
 
-    def index_of(self, sample: str) -> int:
-        return max(n for n, task in enumerate(self.tasks) if task.id == sample)
-
-    def _take(self, frame: Frame) -> list[str]:
-        assert self.done is None
-        match frame:
-            case Tokens():
-                self._add(frame)
-            case Finished():
-                for index, reason in zip(frame.samples, frame.reasons, strict=True):
-                    self._leave(index)
-                    assert self._responses[self.tasks[index].id].reason is None
-                    self._responses[self.tasks[index].id].reason = reason
-            case Released():
-                for index in frame.samples:
-                    self._leave(index)
-                return [self.tasks[index].id for index in frame.samples]
-            case RolloutDone():
-                self.done = frame
-                for index in frame.unfinished:
-                    self._leave(index)
-        return []
-
-    def _add(self, frame: Tokens) -> None:
-        values = np.frombuffer(frame.logprobs, dtype="<f4").tolist()
-        offset = 0
-        for index, start, count in zip(frame.samples, frame.starts, frame.counts, strict=True):
-            task = self.tasks[index]
-            assert task.id in self.here
-            response = self._responses[task.id]
-            assert start == len(response.tokens)
-            response.tokens += frame.tokens[offset : offset + count]
-            response.logprobs += values[offset : offset + count]
-            offset += count
-        self.num_tokens += offset
-
-    def _leave(self, index: int) -> None:
-        task = self.tasks[index]
-        self.here.remove(task.id)
-        prompt, held = len(self.prompts[task.prompt]), len(self._responses[task.id].tokens)
-        # The first new token comes of the prefill; each other attends to all before it.
-        first = prompt + len(task.tokens) + 1
-        self.context_tokens += sum(range(first, prompt + held))
-
-
-def fresh(tasks: list[SampleTask]) -> dict[str, Response]:
-    return {task.id: Response(list(task.tokens)) for task in tasks}
-
-
-def continued(task: SampleTask, responses: dict[str, Response], **others: Any) -> SampleTask:
-    return msgspec.structs.replace(task, tokens=list(responses[task.id].tokens), **others)
+    def finish(self) -> list[str]:
+        released = [sample for frame in self._frames for sample in self.take(frame)]
+        assert self.done is not None
+        return released
 
 
 def shuffled(
     engine: TransformersEngine,
     request: RolloutRequest,
     rng: random.Random,
-    responses: dict[str, Response],
+    responses: Responses,
 ) -> list[Call]:
     """Generate the request by calls between which samples are moved at random."""
     ids = {task.id: task for task in request.samples}
@@ -249,24 +184,12 @@ def test_samples_moved_at_random_are_what_they_would_have_been(
     request = make_request("", prompts, tasks, **sampling)
     engine = engines[decoder]
     whole = fresh(tasks)
-    alone = Call(engine, request, whole)
-    while alone.done is None:
-        alone.advance()
+    Call(engine, request, whole).finish()
     responses = fresh(tasks)
     calls = shuffled(engine, request, random.Random(seed), responses)
     assert len(calls) > 2 or any(len(call.tasks) > len(tasks) // 2 for call in calls)
-    for task in tasks:
-        assert responses[task.id].tokens == whole[task.id].tokens
-        assert responses[task.id].reason == whole[task.id].reason
-        np.testing.assert_allclose(
-            responses[task.id].logprobs, whole[task.id].logprobs, atol=1e-4, rtol=0
-        )
-    for call in [alone, *calls]:
-        assert call.done is not None
-        assert not call.here
-        assert call.done.generated_tokens == call.num_tokens
-        assert call.done.context_tokens == call.context_tokens
-        assert call.done.prefill_saved >= 0
+    assert_same(responses, whole)
+    assert all(call.done is not None and call.done.prefill_saved >= 0 for call in calls)
 
 
 class Scripted(CallContext):
@@ -343,14 +266,10 @@ def test_what_joins_as_the_last_sample_ends_is_generated(
     tasks = make_tasks(3, 2, 8)
     request = make_request("", SHORT, tasks[:3])
     responses = fresh(tasks)
-    call = Call(engines["lean"], request, responses)
     late = change(request, 1, samples=tasks[3:])
-    call.context = Scripted({}, closing=late)
-    call._frames = engines["lean"].run(request, call.context)
-    call.tasks += tasks[3:]
-    call.here |= {task.id for task in tasks[3:]}
-    call.advance(10**4)
-    assert not call.here
+    call = Call(engines["lean"], request, responses, Scripted({}, closing=late))
+    call.expect(late)
+    call.finish()
     assert {r.reason for r in responses.values()} == {"length"}
     assert not call.context.inbox.offer(change(request, 2, release=[0]))
 
@@ -364,7 +283,7 @@ def test_a_stopped_call_answers_for_what_it_was_given(
     call.advance(5)
     assert call.steer(samples=tasks[4:], release=[0, 3])
     call.context.stop("drain")
-    assert sorted(call.advance(10**4)) == ["0", "3"]
+    assert sorted(call.finish()) == ["0", "3"]
     assert call.done is not None
     assert call.done.unfinished == [1, 2, 4, 5]
     assert not call.steer(release=[1])
@@ -379,9 +298,8 @@ def test_complete_samples_that_join_are_finished_at_once(
     call.advance(2)
     assert call.steer(samples=[done])
     call.advance()
-    assert call._responses["3"].reason == "length"
-    call.advance(10**4)
-    assert not call.here
+    assert call.responses["3"].reason == "length"
+    call.finish()
 
 
 def test_a_call_without_samples_can_be_given_some_before_it_looks(
@@ -390,7 +308,7 @@ def test_a_call_without_samples_can_be_given_some_before_it_looks(
     tasks = make_tasks(2, 3, 9)
     call = Call(engines["lean"], make_request("", [], []), fresh(tasks))
     assert call.steer(prompts=LONG, samples=tasks)
-    call.advance(10**4)
+    call.finish()
     assert call.done is not None
     assert call.done.generated_tokens == 6 * 9
 
@@ -420,7 +338,7 @@ def test_a_prompt_whose_samples_are_gone_can_come_back(tiny_model_dir: Path) -> 
     call.steer(release=[0, 1, 2, 3])
     call.advance(3)
     call.steer(samples=[continued(task, responses) for task in tasks[:4]])
-    call.advance(10**4)
+    call.finish()
     assert [r.tokens for r in responses.values()] == whole.tokens
     assert call.done is not None
     assert call.done.prefill_computed == 2 * 130 + 150 + 4 * 4
