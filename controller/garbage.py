@@ -2,11 +2,12 @@
 
 Weight versions go as ``rlhfless.versions.collect`` says. A step's batch stays until a checkpoint
 covers it, since recovery replays the batches after the last checkpoint. Stored results of calls
-only serve repeats of calls of the open step.
+only serve repeats of calls of the open step, and keys and values only the version they came from.
 """
 
 from __future__ import annotations
 
+from prefix_cache.evict import evict
 from rlhfless.objects import ObjectStore
 from rlhfless.versions import collect, last_checkpoint
 
@@ -15,9 +16,13 @@ def batch_name(job: str, step: int) -> str:
     return f"batches/{job}/step-{step:06d}.safetensors"
 
 
-def collect_step(store: ObjectStore, job: str, *, step: int, keep_versions: int) -> None:
-    """Clean up after ``step`` was committed. Repeating it is harmless. Blocks."""
+def collect_step(
+    store: ObjectStore, job: str, *, step: int, version: int, keep_versions: int, kv_bytes: int
+) -> None:
+    """Clean up after ``step`` was committed and made ``version``. ``kv_bytes`` bounds the stored
+    keys and values. Repeating it is harmless. Blocks."""
     collect(store, job, keep_last=keep_versions)
+    evict(store, job, keep_version=version, max_bytes=kv_bytes)
     for name in store.list(f"results/{job}"):
         if name < f"results/{job}/step-{step + 1:06d}":
             store.delete(name)

@@ -108,7 +108,7 @@ class Orchestrator:
                 job.observe(Event("step", f"step {step + 1}", data))
                 if following is not None:
                     await following
-                following = group.create_task(self._collect(step), name=f"collect-{step}")
+                following = group.create_task(self._collect(step, version), name=f"collect-{step}")
         if paused is not None:
             return await self._pause(paused, step, version, before)
 
@@ -128,10 +128,17 @@ class Orchestrator:
             count = self.job.spec.function(function).max_instances if function == "rollout" else 1
             await self.job.dispatcher.platform.scale(function, count)
 
-    async def _collect(self, step: int) -> None:
+    async def _collect(self, step: int, version: int) -> None:
         job = self.job
-        keep = job.spec.training.keep_versions
-        await asyncio.to_thread(collect_step, job.objects, job.id, step=step, keep_versions=keep)
+        await asyncio.to_thread(
+            collect_step,
+            job.objects,
+            job.id,
+            step=step,
+            version=version,
+            keep_versions=job.spec.training.keep_versions,
+            kv_bytes=job.spec.scheduling.kv_store_mb << 20,
+        )
 
     async def _same_data(self, notes: dict[str, object]) -> None:
         """Refuse to go on with other prompts than the job began with."""

@@ -33,10 +33,13 @@ def test_what_replay_needs_stays(tmp_path: Path) -> None:
         )
         store.put(manifest_name("job", step + 1), msgspec.json.encode(manifest))
     store.put(batch_name("other", 0), b"batch")
-    collect_step(store, "job", step=4, keep_versions=2)
+    for version in (4, 5):
+        store.put(f"kv/job/v{version:06d}/abc", b"keys and values")
+    collect_step(store, "job", step=4, version=5, keep_versions=2, kv_bytes=1 << 20)
     # Version 4 was made by step 3; after a loss steps 4 and 5 are replayed, whatever the spec says
     # of checkpoints now.
     assert store.list("batches") == sorted(
         [batch_name("job", 4), batch_name("job", 5), batch_name("other", 0)]
     )
     assert store.list("results/job") == ["results/job/step-000005/reward/abc"]
+    assert store.list("kv/job") == ["kv/job/v000005/abc"]
