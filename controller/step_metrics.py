@@ -84,7 +84,21 @@ def step_metrics(spec: JobSpec, facts: StepFacts) -> dict[str, float]:
         "prefill/tokens_reused": stats.prefill_reused,
         "prefill/tokens_saved": stats.prefill_saved,
         "prefill/kv_bytes": stats.kv_bytes,
+        **_hit_shares(stats),
         "weights/pulled_bytes": stats.weights_bytes,
         "tokens_per_s": sum(lengths) / times.step_s if times.step_s > 0 else 0.0,
     }
     return finite(metrics)
+
+
+def _hit_shares(stats: RolloutStats) -> dict[str, float]:
+    """Of the prompt tokens that samples needed, how many came from where."""
+    needed = stats.prefill_computed + stats.prefill_saved
+    if not needed:
+        return {}
+    within = stats.prefill_saved - stats.prefill_loaded - stats.prefill_reused
+    return {
+        "prefill/hit_share_store": stats.prefill_loaded / needed,
+        "prefill/hit_share_memory": stats.prefill_reused / needed,
+        "prefill/hit_share_call": max(0, within) / needed,
+    }
