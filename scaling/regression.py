@@ -84,7 +84,8 @@ def _step(
         sum(w * row[i] * y for w, (row, y) in zip(weights, data, strict=True)) for i in range(size)
     ]
     for i in range(size):
-        normal[i][i] += ridge
+        # Keeps features that are nearly proportional apart in floating point.
+        normal[i][i] += ridge + 1e-9 * normal[i][i]
         right[i] += ridge
     return _non_negative(normal, right)
 
