@@ -75,7 +75,7 @@ def decode_batch(data: bytes) -> Batch:
 def write_batch(store: ObjectStore, name: str, batch: Batch) -> BatchRef:
     """Store a batch under ``name``; writing the same batch again is harmless."""
     data = encode_batch(batch)
-    store.put(name, data)
+    store.put(name, data, durable=True)  # a lost update is replayed from it
     return BatchRef(name=name, sha256=sha256(data), num_samples=batch.num_samples)
 
 

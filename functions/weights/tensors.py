@@ -71,7 +71,7 @@ def publish(
 
     def write(name: str, data: bytes) -> None:
         try:
-            store.put(f"{folder}/{name}", data)
+            store.put(f"{folder}/{name}", data, durable=True)
         except FileNotFoundError as error:
             raise TransientError(f"{folder} was collected while {call_id} wrote to it") from error
         files[name] = FileEntry(size=len(data), sha256=sha256(data))

@@ -235,7 +235,7 @@ def test_pulled_tensors_outlive_their_files(tmp_path: Path) -> None:
 
 def test_writer_whose_folder_is_collected_is_told_to_retry(tmp_path: Path) -> None:
     class Collected(ObjectStore):
-        def put(self, name: str, data: bytes) -> None:
+        def put(self, name: str, data: bytes, *, durable: bool = False) -> None:
             raise FileNotFoundError(name)
 
     with pytest.raises(TransientError, match="was collected while call wrote"):

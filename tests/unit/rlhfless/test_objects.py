@@ -98,6 +98,42 @@ def test_what_the_disk_refuses_is_told(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b"not a folder"
 
 
+def test_what_is_committed_is_synced_before_it_is_seen_and_its_folders_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ObjectStore(str(tmp_path))
+    done: list[str] = []
+    fsync, link, replace = os.fsync, os.link, os.replace
+
+    def synced(handle: int) -> None:
+        path = os.path.relpath(os.readlink(f"/proc/self/fd/{handle}"), tmp_path)
+        done.append("sync " + ("file" if "/.tmp-" in path else path))
+        fsync(handle)
+
+    def linked(source: str, target: str) -> None:
+        done.append("link")
+        link(source, target)
+
+    def replaced(source: str, target: str) -> None:
+        done.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "link", linked)
+    monkeypatch.setattr(os, "replace", replaced)
+    store.put("w/v1/data", b"x", durable=True)
+    assert done == ["sync file", "rename", "sync w/v1", "sync w", "sync ."]
+    done.clear()
+    assert store.create("w/v1/manifest", b"x")
+    assert done == ["sync file", "link", "sync w/v1", "sync w", "sync ."]
+    done.clear()
+    assert not store.create("w/v1/manifest", b"y")
+    assert done == ["sync file", "link"]
+    done.clear()
+    store.put("results/r", b"can be made again")
+    assert done == ["rename"]
+
+
 def make_batch(lengths: list[tuple[int, int]]) -> Batch:
     prompts, responses = zip(*lengths, strict=True)
     count = sum(responses)
