@@ -60,6 +60,10 @@ class KvCounters:
     """Left out because the store is full, failing or hanging, or the instance's share is used."""
     last_problem: str = ""
 
+    @property
+    def troubles(self) -> int:
+        return self.bad + self.failed + self.slow
+
 
 class KvStore:
     """Of one instance; used from one thread. Call ``use`` before anything else.

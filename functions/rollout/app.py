@@ -10,7 +10,7 @@ from functions.context import CallContext, Function, FunctionConfig, Handler
 from functions.modeling import device_for
 from functions.rollout.engine import Engine
 from functions.rollout.transformers_engine import TransformersEngine
-from rlhfless.messages import Frame, Request, RolloutRequest
+from rlhfless.messages import Frame, PrefillRequest, Request, RolloutRequest
 
 
 class Rollout:
@@ -18,12 +18,19 @@ class Rollout:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.handlers: Mapping[type[Request], Handler] = {RolloutRequest: self.rollout}
+        self.handlers: Mapping[type[Request], Handler] = {
+            RolloutRequest: self.rollout,
+            PrefillRequest: self.prefill,
+        }
 
     def rollout(self, request: RolloutRequest, context: CallContext) -> Iterator[Frame]:
         context.inbox.open()
         self._engine.ensure(request.model, context.store)
         yield from self._engine.run(request, context)
+
+    def prefill(self, request: PrefillRequest, context: CallContext) -> Iterator[Frame]:
+        self._engine.ensure(request.model, context.store)
+        yield self._engine.prefill(request, context)
 
     def close(self) -> None:
         self._engine.close()

@@ -35,9 +35,13 @@ class Batch:
     @torch.inference_mode()
     def admit(self, samples: Sequence[int]) -> list[int]:
         """Prefill samples and draw each one's next token; those that ended by it."""
-        tasks = [self._roster.samples[sample] for sample in samples]
+        roster = self._roster
+        tasks = [roster.samples[sample] for sample in samples]
         logits = self._decoder.admit(
-            [NewRow(t.prompt, self._roster.prompts[t.prompt], t.tokens) for t in tasks]
+            [
+                NewRow(t.prompt, roster.prompts[t.prompt], t.tokens, roster.cuts[t.prompt])
+                for t in tasks
+            ]
         )
         self._samples.add_rows(samples)
         return self._draw(logits, len(self._newest))

@@ -17,19 +17,23 @@ from torch import Tensor
 class NewRow:
     """A sample to decode: ``prompt`` names its prompt, rows of one name share it.
 
-    ``tokens`` are those of the response that exist already.
+    ``tokens`` are those of the response that exist already. ``cuts``: as in ``messages.PrefixUse``;
+    a decoder that keeps no prefixes ignores them.
     """
 
     prompt: int
     prompt_tokens: Sequence[int]
     tokens: Sequence[int] = ()
+    cuts: Sequence[int] = ()
 
 
 class Decoder(Protocol):
     """State of one batch. Logits [rows, vocabulary] may be overwritten by the caller."""
 
-    prefill_tokens: int
-    """Tokens run through the model to admit rows, so far."""
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens run through the model to admit rows, so far."""
+        ...
 
     @property
     def num_rows(self) -> int: ...

@@ -14,6 +14,8 @@ from functions.modeling import PullStats
 from rlhfless.messages import (
     Finished,
     ModelRef,
+    PrefillDone,
+    PrefillRequest,
     Progress,
     Released,
     RolloutDone,
@@ -40,6 +42,14 @@ class Engine(Protocol):
         Looks at ``context.stop_reason`` between iterations: when it is set, everything generated
         is yielded and the rest is named in ``RolloutDone.unfinished``. Raises ``UserError`` for a
         request that the model cannot serve, and for such a change, all tokens yielded.
+        """
+        ...
+
+    def prefill(self, request: PrefillRequest, context: CallContext) -> PrefillDone:
+        """See that the object store has the segments, with the version ensured last.
+
+        Looks at ``context.stop_reason`` between passes. Raises ``TransientError`` if it is set, and
+        ``UserError`` for what the model cannot take. An engine that keeps no prefixes does nothing.
         """
         ...
 

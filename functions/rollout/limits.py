@@ -19,6 +19,15 @@ MEMORY_SHARE = 0.4
 """Of the memory that is free: buffers grow by half and are copied while they grow."""
 
 
+PREFIX_BYTES = 512 << 20
+"""Most memory for prefixes that outlive a call; a twentieth of what is free if that is less."""
+
+
+def prefix_memory() -> int:
+    """Bytes. Prefixes lie in the machine's memory, whatever the device."""
+    return min(PREFIX_BYTES, free_memory(torch.device("cpu")) // 20)
+
+
 def limits_for(request: RolloutRequest, model: Any, device: torch.device) -> Limits:
     max_batch = request.max_batch or MAX_BATCH
     budget = int(MEMORY_SHARE * free_memory(device)) // kv_bytes_per_token(model)

@@ -18,10 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from functions.rollout.attention import attend, attend_part, merge
-from functions.rollout.columns import ColumnCache, LayerShape
+from functions.rollout.columns import ColumnCache
 from functions.rollout.decoder import NewRow, compaction
-from functions.rollout.llama_layers import causal_attention, finish, logits, project
+from functions.rollout.llama_layers import finish, logits, project
+from functions.rollout.llama_prefill import Prefill, Prompt
 from functions.rollout.llama_weights import LlamaWeights
+from functions.rollout.prefixes import Prefixes
 from functions.rollout.sharing import Sharing
 
 
@@ -29,18 +31,28 @@ class LlamaDecoder:
     """A ``Decoder`` over ``LlamaWeights``; lives for one request."""
 
     def __init__(
-        self, weights: LlamaWeights, *, max_rows: int, num_prompts: int, shared: bool
+        self,
+        weights: LlamaWeights,
+        *,
+        max_rows: int,
+        num_prompts: int,
+        shared: bool,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self._weights = weights
-        shape = LayerShape(weights.kv_heads, weights.head_dim, weights.kv_heads, weights.head_dim)
-        shapes = [shape] * len(weights.layers)
+        shapes = weights.layer_shapes
         self._rows = ColumnCache(shapes, max_rows, weights.dtype, weights.device)
         self._prompts = ColumnCache(shapes, num_prompts, weights.dtype, weights.device)
         self._sharing = Sharing()
         self._shared = shared
         self._positions = np.zeros(max_rows, dtype=np.int64)
         self._next: dict[int, Tensor] = {}
-        self.prefill_tokens = 0
+        self._prefill = Prefill(weights, self._prompts, prefixes)
+        self._extended = 0
+
+    @property
+    def prefill_tokens(self) -> int:
+        return self._prefill.tokens + self._extended
 
     @property
     def num_rows(self) -> int:
@@ -54,7 +66,7 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def admit(self, rows: Sequence[NewRow]) -> Tensor:
-        self._prefill({r.prompt: r.prompt_tokens for r in rows if r.prompt not in self._next})
+        self._know(rows)
         own = [len(row.tokens) for row in rows]
         context = [0 if self._shared else len(row.prompt_tokens) for row in rows]
         first = self._rows.append([a + b for a, b in zip(own, context, strict=True)])
@@ -71,34 +83,16 @@ class LlamaDecoder:
                 result[number] = self._extend(first + number, row)
         return result
 
-    def _prefill(self, prompts: dict[int, Sequence[int]]) -> None:
-        """Run prompts through the model, packed without padding, and keep what they leave."""
-        if not prompts:
+    def _know(self, rows: Sequence[NewRow]) -> None:
+        """Prefill the rows' prompts that are not here."""
+        new = {row.prompt: row for row in rows if row.prompt not in self._next}
+        if not new:
             return
-        names = sorted(prompts, key=lambda name: -len(prompts[name]))
-        lengths = [len(prompts[name]) for name in names]
-        first = self._prompts.append(lengths)
+        names = sorted(new, key=lambda name: -len(new[name].prompt_tokens))
+        prompts = [Prompt(new[name].prompt_tokens, new[name].cuts) for name in names]
+        outputs = self._prefill.prompts(prompts)
         self._sharing.add_prompts(names)
-        end = self._prompts.end
-        weights, device = self._weights, self._weights.device
-        x = F.embedding(
-            torch.tensor([t for name in names for t in prompts[name]], device=device),
-            weights.embedding,
-        )
-        cos, sin = self._rope(torch.cat([torch.arange(length) for length in lengths]))
-        for index, layer in enumerate(weights.layers):
-            query, key, value = project(weights, layer, x, cos, sin)
-            offset = 0
-            for row, length in enumerate(lengths, first):
-                part, columns = slice(offset, offset + length), slice(end - length, end)
-                self._prompts.keys[index][row, :, columns] = key[part].transpose(0, 1)
-                self._prompts.values[index][row, :, columns] = value[part].transpose(0, 1)
-                offset += length
-            x = finish(weights, layer, x, causal_attention(query, key, value, lengths))
-        last = torch.tensor(lengths).cumsum(0) - 1
-        outputs = logits(weights, x[last.to(device)])
         self._next.update(zip(names, outputs, strict=True))
-        self.prefill_tokens += len(x)
 
     def _copy_prompts(self, first: int, rows: Sequence[NewRow]) -> None:
         """Lay each row's prompt down in its own columns; equal neighbours by one broadcast."""
@@ -129,7 +123,7 @@ class LlamaDecoder:
         before = len(row.prompt_tokens)
         source = self._sharing.row_of(row.prompt)
         x = F.embedding(torch.tensor(row.tokens, device=weights.device), weights.embedding)
-        cos, sin = self._rope(torch.arange(before, before + length))
+        cos, sin = self._weights.rotation(torch.arange(before, before + length))
         mask = torch.ones(length, before + length, dtype=torch.bool, device=weights.device)
         mask = mask.tril_(before)
         columns = slice(self._rows.end - length, self._rows.end)
@@ -147,7 +141,7 @@ class LlamaDecoder:
                 enable_gqa=weights.heads != weights.kv_heads,
             )
             x = finish(weights, layer, x, attended[0].transpose(0, 1).flatten(1))
-        self.prefill_tokens += length
+        self._extended += length
         return logits(weights, x[-1:])[0]
 
     # --- rows advance -------------------------------------------------------------------------
@@ -155,7 +149,7 @@ class LlamaDecoder:
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         weights, count = self._weights, self.num_rows
-        cos, sin = self._rope(torch.from_numpy(self._positions[:count]))
+        cos, sin = self._weights.rotation(torch.from_numpy(self._positions[:count]))
         x = F.embedding(tokens, weights.embedding)
         column = self._rows.advance()
         mask = self._rows.mask()
@@ -215,9 +209,3 @@ class LlamaDecoder:
             moves = compaction(count, gone)
             self._prompts.drop(moves, count - len(gone))
             self._sharing.drop_prompts(moves, count - len(gone))
-
-    def _rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Tables [T, 1, D] for positions [T] (on the CPU)."""
-        cos, sin = self._weights.rope(int(positions.max()) + 1)
-        positions = positions.to(cos.device)
-        return cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)

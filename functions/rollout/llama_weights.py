@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from functions.rollout.columns import LayerShape
+
 _FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 # Rotary tables that depend on the position alone; others are recomputed as sequences grow.
 _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
@@ -69,6 +71,12 @@ class LlamaWeights:
         return self.embedding.dtype
 
     @property
+    def layer_shapes(self) -> list[LayerShape]:
+        """Of what each layer caches."""
+        shape = LayerShape(self.kv_heads, self.head_dim, self.kv_heads, self.head_dim)
+        return [shape] * len(self.layers)
+
+    @property
     def device(self) -> torch.device:
         return self.embedding.device
 
@@ -89,6 +97,12 @@ class LlamaWeights:
             self._cos = cos[0]
             self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
         return self._cos, self._sin
+
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Tables [T, 1, D] for positions [T] (on the CPU)."""
+        cos, sin = self.rope(int(positions.max()) + 1)
+        positions = positions.to(cos.device)
+        return cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
 
     def _layer(self, layer: Any) -> LayerWeights:
         attention, mlp = layer.self_attn, layer.mlp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from functions.rollout.roster import Roster
@@ -15,10 +16,13 @@ def check_roster(roster: Roster, config: Any, first_prompt: int = 0, first_sampl
     model cannot take."""
     text = config.get_text_config()
     prompts = len(roster.prompts)
+    if len(roster.cuts) != prompts:
+        raise UserError(f"cuts of {len(roster.cuts)} prompts for {prompts}", param="cuts")
     for number in range(first_prompt, prompts):
         if not roster.prompts[number]:
             raise UserError(f"prompt {number} is empty", param=f"prompts[{number}]")
         _check_tokens(roster.prompts[number], text.vocab_size, f"prompts[{number}]")
+        _check_cuts(roster.cuts[number], len(roster.prompts[number]), number)
     context = getattr(text, "max_position_embeddings", None)
     for number in range(first_sample, len(roster.samples)):
         sample = roster.samples[number]
@@ -45,6 +49,15 @@ def check_release(roster: Roster, samples: Sequence[int]) -> None:
             raise UserError(
                 f"sample {sample} of {len(roster.samples)} is to be released", param="release"
             )
+
+
+def _check_cuts(cuts: Sequence[int], length: int, number: int) -> None:
+    if not all(before < cut for before, cut in pairwise((0, *cuts, length))):
+        raise UserError(
+            f"the cuts {list(cuts)} of prompt {number} do not ascend between 0 and its {length} "
+            "tokens",
+            param=f"cuts[{number}]",
+        )
 
 
 def _check_tokens(tokens: list[int], vocabulary: int, param: str) -> None:

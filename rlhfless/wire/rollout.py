@@ -163,7 +163,8 @@ class RolloutDone(Frame, frozen=True, kw_only=True):
     the object store and ``prefill_reused`` from the instance's memory, ``prefill_saved`` were
     spared in all (sharing within the call included). ``prefill_s`` is without ``kv_load_s`` and
     ``kv_publish_s``; bytes are those that were moved. ``context_tokens`` sums, over the
-    ``iterations``, the tokens all rows attended to. Times in seconds.
+    ``iterations``, the tokens all rows attended to. ``kv_loads``: segments that were loaded. Times
+    in seconds.
 
     Of the engine: ``max_batch`` samples together at most, whose keys and values hold
     ``kv_capacity`` tokens of ``kv_token_bytes`` bytes each; 0: not known.
@@ -179,6 +180,7 @@ class RolloutDone(Frame, frozen=True, kw_only=True):
     decode_s: float = 0.0
     iterations: int = 0
     context_tokens: int = 0
+    kv_loads: int = 0
     kv_load_s: float = 0.0
     kv_loaded_bytes: int = 0
     kv_publish_s: float = 0.0

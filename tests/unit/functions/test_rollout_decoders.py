@@ -24,6 +24,11 @@ from functions.rollout.decoder import Decoder, NewRow, compaction
 from functions.rollout.hf_decoder import HfDecoder
 from functions.rollout.llama_decoder import LlamaDecoder
 from functions.rollout.llama_weights import LlamaWeights, supports
+from functions.rollout.prefixes import Prefixes
+from prefix_cache.entry import Layout
+from prefix_cache.keys import KvIdentity
+from prefix_cache.store import KvStore
+from rlhfless.objects import ObjectStore
 from tests.support.rollout import VOCABULARY, make_prompts
 
 SIZES: dict[str, Any] = {
@@ -87,6 +92,10 @@ def make_model(name: str) -> Any:
     return model
 
 
+CUTS = ([4], [16, 32, 39], [16])
+"""Of ``Life``'s prompts; for decoders that keep prefixes."""
+
+
 class Life:
     """Drives a decoder and holds its logits equal to a full forward of every row's sequence."""
 
@@ -99,7 +108,10 @@ class Life:
 
     def admit(self, *rows: tuple[int, int]) -> None:
         """Rows as (prompt, number of tokens they have already)."""
-        new = [NewRow(prompt, self.prompts[prompt], self._tokens(count)) for prompt, count in rows]
+        new = [
+            NewRow(prompt, self.prompts[prompt], self._tokens(count), CUTS[prompt])
+            for prompt, count in rows
+        ]
         logits = self.decoder.admit(new)
         sequences = [[*row.prompt_tokens, *row.tokens] for row in new]
         self._check(logits, sequences)
@@ -137,7 +149,24 @@ def decoders(model: Any, name: str) -> list[Decoder]:
             LlamaDecoder(weights, max_rows=3, num_prompts=2, shared=shared)
             for shared in (False, True)
         ]
+        for _ in range(2):  # the second finds what the first has left
+            made.append(
+                LlamaDecoder(
+                    weights, max_rows=3, num_prompts=2, shared=True, prefixes=prefixes_of(weights)
+                )
+            )
     return made
+
+
+STORE = KvStore()
+
+
+def prefixes_of(weights: LlamaWeights) -> Prefixes:
+    identity = KvIdentity(path=str(id(weights)), job="job", version=0, dtype="float32")
+    layout = Layout(len(weights.layers), weights.kv_heads, weights.head_dim, "float32")
+    STORE.use(identity, layout)
+    nowhere = ObjectStore("memory://")
+    return Prefixes(STORE, identity, layout, nowhere, load=False, publish=False)
 
 
 @pytest.mark.parametrize("name", [*LEAN, *OTHER])
