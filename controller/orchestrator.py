@@ -93,12 +93,13 @@ class Orchestrator:
         async with asyncio.TaskGroup() as group:
             following: asyncio.Task[None] | None = None
             for step in range(len(records), self._total_steps):
-                if (reason := self._over_budget()) is not None:
-                    paused = reason
-                    break
-                if self._wants_evaluation(step):
+                paused = self._over_budget()
+                if paused is None and self._wants_evaluation(step):
                     await self._evaluation(step, notes, state, version)
                     step_end_s = loop.time()
+                    paused = self._over_budget()
+                if paused is not None:
+                    break
                 result = await run_step(
                     job, step, version, position, state, self._total_steps, step_end_s, ahead
                 )

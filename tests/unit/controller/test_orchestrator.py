@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from controller.books import Books
+from controller.job import Event
 from controller.orchestrator import Orchestrator, Outcome
 from rlhfless.batches import Batch
 from rlhfless.errors import InternalError, TransientError, UserError
@@ -231,6 +232,29 @@ def test_a_budget_stops_the_job_between_steps(tmp_path: Path, on_exceed: str) ->
         outcome = run(spend())
         assert (outcome.status, outcome.steps) == ("paused", 0)
     assert w.platform.trained == {}
+
+
+@pytest.mark.parametrize(("spent_by", "evaluations"), [("step", 1), ("evaluated", 2)])
+def test_a_budget_stops_the_job_before_and_after_an_evaluation_between_steps(
+    tmp_path: Path, spent_by: str, evaluations: int
+) -> None:
+    spec = make_spec(budget={"max_function_seconds": 5.0}, evaluation={"every": 1})
+    w = world(tmp_path, spec)
+
+    async def spend() -> Outcome:
+        job = w.job()
+
+        def observe(event: Event) -> None:
+            first = event.data.get("step", 1) == 1  # of evaluations, not that before training
+            if event.kind == spent_by and first:
+                job.ledger.started("x", "rollout", asyncio.get_running_loop().time() - 6.0)
+
+        return await Orchestrator(replace(job, observe=observe), "weights").run()
+
+    outcome = run(spend())
+    assert (outcome.status, outcome.steps) == ("paused", 1)
+    assert len(w.platform.trained) == 1
+    assert len(outcome.accuracy) == evaluations
 
 
 def test_an_evaluation_uses_the_version_it_is_asked_for(tmp_path: Path) -> None:
