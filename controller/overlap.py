@@ -23,7 +23,8 @@ from rlhfless.messages import GradientsDone, GradientsRequest
 
 CALLS_PER_STEP = 8
 """A call is worth making for an eighth of a step's samples: smaller ones fill the passes of a
-training instance badly, larger ones leave it idle for longer."""
+training instance badly, larger ones leave it idle for longer. What is less waits for more no longer
+than the call before took: in a long tail nothing more may come."""
 
 
 class Overlap:
@@ -45,6 +46,7 @@ class Overlap:
         self._ready: list[int] = []  # places, whole groups
         self._sent: list[int] = []
         self._worth = max(1, len(plan.samples) // CALLS_PER_STEP)
+        self._patience_s: float | None = None
         self._changed = asyncio.Condition()
 
     async def add(self, scored: Sequence[ScoredSample]) -> None:
@@ -63,12 +65,15 @@ class Overlap:
     async def run(self) -> None:
         if not self._job.spec.training.overlap:
             return
+        loop = asyncio.get_running_loop()
         while places := await self._take():
             request = await asyncio.to_thread(self._request, places)
+            start_s = loop.time()
             try:
                 done = await self._job.dispatcher.call(request, GradientsDone)
             except RlhflessError:
                 return  # costs time only; if it was no accident, the train call will say so
+            self._patience_s = loop.time() - start_s
             self._sent += places
             if not done.num_samples:
                 return  # the version was made before this controller began
@@ -78,11 +83,16 @@ class Overlap:
     async def _take(self) -> list[int]:
         """Samples worth a call; empty when all are scored."""
         async with self._changed:
-            await self._changed.wait_for(
-                lambda: self._all_scored() or len(self._ready) >= self._worth
-            )
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    await self._changed.wait_for(lambda: self._has(self._worth))
+            except TimeoutError:
+                await self._changed.wait_for(lambda: self._has(1))
             places, self._ready = self._ready, []
             return [] if self._all_scored() else sorted(places)
+
+    def _has(self, worth: int) -> bool:
+        return self._all_scored() or len(self._ready) >= worth
 
     def _all_scored(self) -> bool:
         return len(self._scored) == len(self._groups)

@@ -24,7 +24,8 @@ from rlhfless.messages import GradientsDone, GradientsRequest
 from rlhfless.spec import JobSpec
 from simulator.clock import run
 
-GROUPS, SIZE = 8, 4
+GROUPS, SIZE = 16, 4
+WORTH = 2  # groups
 CALL_S = 1.0
 
 
@@ -124,44 +125,64 @@ def overlapped(
 
 def test_whole_groups_go_as_soon_as_enough_have_come_together() -> None:
     async def script(overlap: Overlap) -> None:
-        await overlap.add(whole(2)[:3] + whole(5)[:3])
+        await overlap.add(whole(5) + whole(2)[:3])
         await asyncio.sleep(5)
-        await overlap.add(whole(5)[3:])
-        await asyncio.sleep(0.5)
-        await overlap.add(whole(0, 1))  # while a call is under way
+        await overlap.add(whole(2)[3:])
+        await asyncio.sleep(CALL_S / 2)
+        await overlap.add(whole(0, 1, 9))  # while a call is under way
         await asyncio.sleep(5)
-        await overlap.add(whole(2)[3:] + whole(3, 4, 6, 7))
+        await overlap.add(whole(*rest))
 
+    rest = [g for g in range(GROUPS) if g not in (0, 1, 2, 5, 9)]
     dispatcher = overlapped(script)
     # The last came all at once: nothing is left to hide them in, so the train call has them.
-    assert dispatcher.groups() == [[5], [0, 1]]
+    assert dispatcher.groups() == [[2, 5], [0, 1, 9]]
     request = dispatcher.requests[1]
     assert request.model.version == 7 and request.call.step == 3
-    assert request.samples == list(range(8))
+    assert request.samples == [*range(8), *range(36, 40)]
     assert request.groups == [g for g in range(GROUPS) for _ in range(SIZE)]
+
+
+def test_less_waits_for_more_only_as_long_as_a_call_takes() -> None:
+    async def script(overlap: Overlap) -> None:
+        await overlap.add(whole(0, 1))  # a call until 1 s
+        await asyncio.sleep(1.5 * CALL_S)
+        await overlap.add(whole(2))  # waits until 2 s for a second group
+        await asyncio.sleep(CALL_S / 4)
+        assert len(dispatcher.requests) == 1
+        await asyncio.sleep(CALL_S / 2)
+        assert len(dispatcher.requests) == 2
+        await asyncio.sleep(5)
+        await overlap.add(whole(3))  # there was time enough for others to come
+        await asyncio.sleep(CALL_S / 2)
+        assert len(dispatcher.requests) == 3
+        await overlap.add(whole(*range(4, GROUPS)))
+
+    dispatcher = Dispatcher()
+    assert overlapped(script, dispatcher).groups() == [[0, 1], [2], [3]]
 
 
 def test_the_part_is_what_the_batch_of_the_step_will_say_of_it() -> None:
     async def script(overlap: Overlap) -> None:
-        await overlap.add([scored(4, k, reference=True) for k in (2, 0, 3, 1)])
+        await overlap.add([scored(g, k, reference=True) for k in (2, 0, 3, 1) for g in (5, 4)])
         await asyncio.sleep(5)
-        await overlap.add([scored(g, k) for g in range(GROUPS) if g != 4 for k in range(SIZE)])
+        await overlap.add(whole(*(g for g in range(GROUPS) if g not in (4, 5))))
 
     dispatcher = overlapped(script, spec=make_spec(kl={"coefficient": 0.1}))
     (request,) = dispatcher.requests
     part: Batch = decode_batch(request.batch)
-    assert request.samples == [16, 17, 18, 19]
-    assert part.groups.tolist() == [4] * 4
-    assert part.response_lengths.tolist() == [5, 6, 7, 8]
-    assert part.prompt_tokens.tolist() == [14, 3] * 4
-    assert part.rewards.tolist() == pytest.approx([4.0, 4.1, 4.2, 4.3])
-    assert part.reference_logprobs is not None and len(part.reference_logprobs) == 26
+    assert request.samples == list(range(16, 24))
+    assert part.groups.tolist() == [4] * 4 + [5] * 4
+    assert part.response_lengths.tolist() == [5, 6, 7, 8, 6, 7, 8, 9]
+    assert part.prompt_tokens.tolist() == [14, 3] * 4 + [15, 3] * 4
+    assert part.rewards.tolist() == pytest.approx([4.0, 4.1, 4.2, 4.3, 5.0, 5.1, 5.2, 5.3])
+    assert part.reference_logprobs is not None and len(part.reference_logprobs) == 56
 
 
 def test_samples_told_twice_count_once() -> None:
     async def script(overlap: Overlap) -> None:
-        await overlap.add(whole(1)[:3])
-        await overlap.add(whole(1)[:3])
+        await overlap.add(whole(1)[:2] + whole(2)[:2])
+        await overlap.add(whole(1)[:2] + whole(2)[:2])
         await asyncio.sleep(5)
         await overlap.add(whole(*range(GROUPS)))
 
@@ -187,49 +208,42 @@ def test_the_train_call_finds_the_instance_free() -> None:
     """``run`` goes on until its call has ended, though the last sample was scored meanwhile."""
 
     async def script(overlap: Overlap) -> None:
-        await overlap.add(whole(0))
+        await overlap.add(whole(0, 1))
         await asyncio.sleep(CALL_S / 2)
-        await overlap.add(whole(*range(1, GROUPS)))
+        await overlap.add(whole(*range(2, GROUPS)))
 
     dispatcher = overlapped(script)  # asserts that the call has ended
-    assert dispatcher.groups() == [[0]]
+    assert dispatcher.groups() == [[0, 1]]
+
+
+async def pairs(overlap: Overlap) -> None:
+    """Two groups at a time, each time long enough after the others."""
+    for group in range(0, GROUPS, WORTH):
+        await overlap.add(whole(group, group + 1))
+        await asyncio.sleep(5)
 
 
 @pytest.mark.parametrize(
     "error", [InternalError("failed 3 times in a row"), UserError("the reward is nan")]
 )
 def test_an_error_ends_the_overlap_and_not_the_step(error: RlhflessError) -> None:
-    async def script(overlap: Overlap) -> None:
-        for group in range(GROUPS):
-            await overlap.add(whole(group))
-            await asyncio.sleep(5)
-
-    assert overlapped(script, Dispatcher([4, error])).groups() == [[0], [1]]
+    assert overlapped(pairs, Dispatcher([8, error])).groups() == [[0, 1], [2, 3]]
 
 
 def test_what_a_lost_instance_held_is_sent_again() -> None:
-    async def script(overlap: Overlap) -> None:
-        for group in range(GROUPS):
-            await overlap.add(whole(group))
-            await asyncio.sleep(5)
-
     # The third call is answered by a new instance, which holds what came with it and no more.
-    groups = overlapped(script, Dispatcher([4, 8, 4])).groups()
-    assert groups == [[0], [1], [2], [0, 1, 2], [3], [4], [5], [6]]
+    groups = overlapped(pairs, Dispatcher([8, 16, 8])).groups()
+    assert groups[:4] == [[0, 1], [2, 3], [4, 5], [0, 1, 2, 3, 4, 5]]
+    assert groups[4:] == [[6, 7], [8, 9], [10, 11], [12, 13]]
 
 
 def test_a_version_that_was_made_already_needs_nothing() -> None:
-    async def script(overlap: Overlap) -> None:
-        for group in range(GROUPS):
-            await overlap.add(whole(group))
-            await asyncio.sleep(5)
-
-    assert overlapped(script, Dispatcher([0])).groups() == [[0]]
+    assert overlapped(pairs, Dispatcher([0])).groups() == [[0, 1]]
 
 
 def test_a_cancelled_step_cancels_its_call() -> None:
     async def script(overlap: Overlap) -> None:
-        await overlap.add(whole(0))
+        await overlap.add(whole(0, 1))
         await asyncio.sleep(CALL_S / 2)
         raise UserError("something else went wrong")
 
