@@ -104,10 +104,15 @@ class CallRecord:
                 self.done = frame
                 for index in frame.unfinished:
                     self._leave(index)
-                assert not self.here
                 assert frame.generated_tokens == self.num_tokens
                 assert frame.context_tokens == self.context_tokens
         return []
+
+    def assert_answered(self) -> None:
+        """The call ended and said of each of its samples what became of it. To be asked when its
+        changes are answered: a refusal may come later than the end of the stream."""
+        assert self.done is not None
+        assert not self.here
 
     def _add(self, frame: Tokens) -> None:
         values = np.frombuffer(frame.logprobs, dtype="<f4").tolist()

@@ -108,7 +108,7 @@ class Call(CallRecord):
 
     def finish(self) -> list[str]:
         released = [sample for frame in self._frames for sample in self.take(frame)]
-        assert self.done is not None
+        self.assert_answered()
         return released
 
 
@@ -142,6 +142,7 @@ def shuffled(
                 call.steer(release=[call.index_of(sample) for sample in some] + ended)
             homeless += call.advance(rng.randint(1, 6))
             if call.done is not None:
+                call.assert_answered()
                 assert call.done.unfinished == []
                 live.remove(call)
         if homeless and rng.random() < 0.7:
