@@ -1,0 +1,130 @@
+"""A whole job on the local platform, with functions of one's choice, and its books afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from controller.books import Books
+from controller.dispatch import Dispatcher, RetryPolicy
+from controller.job import Event, Job, StepSamples
+from controller.job_store import JobStore
+from controller.ledger import Ledger, Span, Usage
+from controller.local_run import deployments, load_data
+from controller.orchestrator import Orchestrator
+from controller.platforms.local import LocalOptions, LocalPlatform
+from controller.redis_server import open_redis
+from controller.timeline import Timeline
+from rlhfless.messages import FunctionName
+from rlhfless.objects import ObjectStore
+from rlhfless.seeds import derive
+from rlhfless.spec import JobSpec
+from rlhfless.spec_file import dump_spec
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that was made: ``metrics`` (``docs/metrics.md``), its plan as the journal has it, its
+    responses (sample -> tokens), and ``[start_s, end_s)``, loop seconds."""
+
+    metrics: dict[str, float]
+    plan: dict[str, Any]
+    responses: dict[str, tuple[int, ...]]
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Made:
+    """A finished job: its steps and every instance's life."""
+
+    steps: list[Step]
+    ledger: Ledger = field(repr=False)
+
+    def usage(self, steps: list[Step]) -> dict[FunctionName, Usage]:
+        """Of instances during ``steps``, in seconds a step."""
+        total: dict[FunctionName, Usage] = {}
+        for step in steps:
+            for function, used in self.ledger.usage(step.end_s, step.start_s).items():
+                total[function] = total.get(function, Usage()) + used
+        return {
+            name: Usage(*(s / len(steps) for s in (u.cold_s, u.busy_s, u.idle_s)))
+            for name, u in total.items()
+        }
+
+    def spans(self, step: Step) -> list[Span]:
+        """What instances did during a step."""
+        return [
+            Span(
+                s.instance,
+                s.function,
+                s.phase,
+                max(s.start_s, step.start_s),
+                min(s.end_s, step.end_s),
+            )
+            for s in self.ledger.spans
+            if s.end_s > step.start_s and s.start_s < step.end_s
+        ]
+
+
+def make(spec: JobSpec, folder: str, apps: Mapping[FunctionName, str] | None = None) -> Made:
+    """Run a job to its end; ``folder`` gets its store, journal and logs."""
+    os.makedirs(folder)
+    return asyncio.run(_make(spec, folder, LocalOptions(apps=apps or {})))
+
+
+async def _make(spec: JobSpec, folder: str, options: LocalOptions) -> Made:
+    loop = asyncio.get_running_loop()
+    ledger = Ledger()
+    steps: list[Step] = []
+    kept: dict[int, dict[str, tuple[int, ...]]] = {}
+    begins_s = loop.time()
+
+    def keep(done: StepSamples) -> None:
+        kept[done.step] = {sample.id: tuple(sample.tokens) for sample in done.samples}
+
+    def observe(event: Event) -> None:
+        nonlocal begins_s
+        if event.kind == "step":
+            record, now_s = event.data["record"], loop.time()
+            responses = kept.pop(record.step)
+            # A step begins where the one before it ended: the time between them is its own.
+            begins_s = max(begins_s, now_s - record.metrics["time/step_s"])
+            steps.append(Step(record.metrics, record.plan, responses, begins_s, now_s))
+            begins_s = now_s
+
+    def file(name: str) -> str:
+        return os.path.join(folder, name)
+
+    async with (
+        open_redis(file("redis"), None) as redis,
+        LocalPlatform(
+            deployments(spec), ledger=ledger, folder=file("logs"), options=options
+        ) as platform,
+    ):
+        journal = JobStore(redis, "bench")
+        await journal.create(dump_spec(spec))
+        timeline = Timeline()
+        retries = random.Random(derive(spec.seed, "retries"))
+        job = Job(
+            id="bench",
+            spec=spec,
+            data=await asyncio.to_thread(load_data, spec),
+            objects=ObjectStore(file("store")),
+            journal=journal,
+            dispatcher=Dispatcher(platform, timeline, retries, RetryPolicy()),
+            timeline=timeline,
+            ledger=ledger,
+            books=Books(ledger, await journal.notes(), loop.time()),
+            observe=observe,
+            keep_samples=keep,
+        )
+        await Orchestrator(job, file("weights")).run()
+    with open(file("plans.jsonl"), "w", encoding="utf-8") as plans:
+        plans.writelines(json.dumps(step.plan) + "\n" for step in steps)
+    return Made(steps, ledger)
