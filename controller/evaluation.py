@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -31,6 +32,15 @@ class Evaluation(msgspec.Struct, frozen=True):
     reward_mean: float
     length_mean: float
     samples: list[EvaluatedSample]
+
+
+def remembered(notes: Mapping[str, Any]) -> dict[int, Evaluation]:
+    """The evaluations among a job's notes (``eval_12``: after twelve steps), by steps done."""
+    return {
+        int(name.removeprefix("eval_")): msgspec.convert(value, Evaluation)
+        for name, value in notes.items()
+        if name.startswith("eval_")
+    }
 
 
 SHOWN = 3

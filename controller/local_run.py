@@ -14,6 +14,7 @@ from controller.dataset import PromptOrder, Row, load_rows
 from controller.dispatch import Dispatcher, RetryPolicy
 from controller.job import Data, Event, Job, Observer, Prompt, StepSamples
 from controller.job_store import JobStore
+from controller.known import Known
 from controller.ledger import Ledger
 from controller.orchestrator import Orchestrator, Outcome
 from controller.platforms.base import Deployment
@@ -46,9 +47,11 @@ def deployments(spec: JobSpec) -> list[Deployment]:
 
 
 async def run_local(
-    folder: RunFolder, spec: JobSpec, observe: Observer
+    folder: RunFolder, spec: JobSpec, observe: Observer, known: Known | None = None
 ) -> tuple[Outcome, dict[str, Any]]:
-    """Run the job in ``folder``, new or resumed; returns its outcome and summary."""
+    """Run the job in ``folder``, new or resumed; returns its outcome and summary. What it came to
+    know of the job is in ``known`` however it ends."""
+    known = known or Known()
     job_id = folder.run_id
     start_s = asyncio.get_running_loop().time()
     ledger = Ledger({d.function: d.price_usd_per_hour for d in deployments(spec)})
@@ -59,30 +62,33 @@ async def run_local(
         journal = JobStore(redis, job_id)
         if not await journal.exists():
             await journal.create(dump_spec(spec))
-        records = await journal.records()
+        records, notes = await journal.records(), await journal.notes()
+        known.found(records, notes)
         folder.rewrite_records(records)
-        for function in spec.functions():
-            await platform.scale(function, 1)
-        timeline = Timeline()
-        data = await asyncio.to_thread(load_data, spec)
-        retries = random.Random(derive(spec.seed, "retries"))
-        job = Job(
-            id=job_id,
-            spec=spec,
-            data=data,
-            objects=ObjectStore(folder.file("store")),
-            journal=journal,
-            dispatcher=Dispatcher(platform, timeline, retries, RetryPolicy()),
-            timeline=timeline,
-            ledger=ledger,
-            books=Books(ledger, await journal.notes(), start_s),
-            observe=_recording(folder, observe),
-            keep_samples=_keeping(folder, spec, data),
-        )
-        orchestrator = Orchestrator(job, folder.file("weights"))
-        observe(Event("plan", "", {"total_steps": orchestrator.total_steps}))
-        async with keeping(job.books, journal):
-            outcome = await orchestrator.run()
+        books = Books(ledger, notes, start_s)
+        with known.until_closed(books):
+            async with keeping(books, journal):
+                for function in spec.functions():
+                    await platform.scale(function, 1)
+                timeline = Timeline()
+                data = await asyncio.to_thread(load_data, spec)
+                retries = random.Random(derive(spec.seed, "retries"))
+                job = Job(
+                    id=job_id,
+                    spec=spec,
+                    data=data,
+                    objects=ObjectStore(folder.file("store")),
+                    journal=journal,
+                    dispatcher=Dispatcher(platform, timeline, retries, RetryPolicy()),
+                    timeline=timeline,
+                    ledger=ledger,
+                    books=books,
+                    observe=_recording(folder, known, observe),
+                    keep_samples=_keeping(folder, spec, data),
+                )
+                orchestrator = Orchestrator(job, folder.file("weights"))
+                job.observe(Event("plan", "", {"total_steps": orchestrator.total_steps}))
+                outcome = await orchestrator.run()
         records = await journal.records()
         await asyncio.to_thread(write_plot, folder, records)
         summary = await asyncio.to_thread(write_summary, folder, outcome, records)
@@ -120,10 +126,11 @@ def _prompts(
     ]
 
 
-def _recording(folder: RunFolder, observe: Observer) -> Observer:
+def _recording(folder: RunFolder, known: Known, observe: Observer) -> Observer:
     """Write each finished step's record to the folder before telling the watcher."""
 
     def record(event: Event) -> None:
+        known.observe(event)
         if event.kind == "step":
             folder.add_record(event.data["record"])
         observe(event)

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from controller.dataset import Position
-from controller.evaluation import Evaluation, evaluate
+from controller.evaluation import Evaluation, evaluate, remembered
 from controller.garbage import collect_step
 from controller.job import Event, Job
 from controller.learning import PolicyState, decode_state
@@ -77,7 +77,9 @@ class Orchestrator:
             job.observe(Event("restored", f"step {record.step + 1}", {"metrics": record.metrics}))
         if records and (reason := self._over_budget()) is not None:
             last = records[-1]
-            return await self._pause(reason, last.step + 1, last.version, None)
+            earlier = remembered(notes)
+            self._accuracy = {step: found.accuracy for step, found in earlier.items()}
+            return await self._pause(reason, last.step + 1, last.version, earlier.get(0))
         await self._warm_up()
 
         before = await self._evaluation(0, notes, state)

@@ -3,69 +3,63 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from controller.evaluation import Evaluation
 from controller.job_store import StepRecord
+from controller.known import Known
 from controller.ledger import Usage
 from controller.orchestrator import Outcome
 from controller.run_folder import RunFolder
 from rlhfless.errors import of_os_error
+from rlhfless.messages import FunctionName
 
 
 def write_summary(
     folder: RunFolder, outcome: Outcome, records: Sequence[StepRecord]
 ) -> dict[str, Any]:
     """Write and return ``summary.json``. ``cost_usd`` is null where a price is unknown."""
-    total = sum(outcome.usage.values(), Usage())
     summary: dict[str, Any] = {
         "status": outcome.status,
         "reason": outcome.reason,
         "steps": outcome.steps,
-        "eval_before": None if outcome.before is None else outcome.before.accuracy,
-        "eval_after": None if outcome.after is None else outcome.after.accuracy,
-        "evaluations": {str(step): value for step, value in sorted(outcome.accuracy.items())},
-        "wall_s": outcome.wall_s,
-        "function_seconds": {name: usage.held_s for name, usage in outcome.usage.items()},
-        "usage": {name: _seconds(usage) for name, usage in outcome.usage.items()},
-        "idle_fraction": total.idle_fraction,
-        "cost_usd": total.usd,
+        **_learned(outcome.before, outcome.after, outcome.accuracy),
+        **_spent(outcome.usage, outcome.wall_s),
         "final_metrics": records[-1].metrics if records else {},
         "weights": folder.file("weights") if outcome.status == "succeeded" else None,
-        "samples_before": _samples(outcome.before),
-        "samples_after": _samples(outcome.after),
     }
-    folder.write("summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    _write(folder, summary)
     return summary
 
 
-def write_failure(
-    folder: RunFolder, status: str, problem: dict[str, Any], steps: int, eval_before: float | None
-) -> None:
+def write_failure(folder: RunFolder, status: str, problem: dict[str, Any], known: Known) -> None:
     """``summary.json`` of a run that did not end by itself (``status`` failed or interrupted): the
-    same names, null where the end was not reached. The summary of a success stays."""
-    path = folder.file("summary.json")
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as file:
-            if json.load(file).get("status") == "succeeded":
-                return
+    same names with what is known so far, null where nothing is. The summary of a success stays."""
+    earlier = _read(folder)
+    if earlier.get("status") == "succeeded":
+        return
+    reason = problem.get("detail", status)
+    evaluations, records = known.evaluations, known.records or []
     summary = {
         "status": status,
-        "reason": problem.get("detail", status),
-        "steps": steps,
-        "eval_before": eval_before,
-        "eval_after": None,
-        "wall_s": None,
-        "function_seconds": None,
-        "cost_usd": None,
+        "reason": reason,
+        "steps": len(records),
+        **_learned(
+            evaluations.get(0),
+            None if known.total_steps is None else evaluations.get(known.total_steps),
+            {steps: found.accuracy for steps, found in evaluations.items()},
+        ),
+        **_spent(known.usage, known.wall_s),
+        "final_metrics": records[-1].metrics if records else {},
         "weights": None,
         "error": problem,
     }
-    folder.write("summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    if known.records is None and not folder.fresh:  # the journal was out of reach
+        summary |= earlier | {"status": status, "reason": reason, "error": problem}
+    _write(folder, summary)
 
 
 def write_plot(folder: RunFolder, records: Sequence[StepRecord]) -> str | None:
@@ -104,6 +98,32 @@ def write_plot(folder: RunFolder, records: Sequence[StepRecord]) -> str | None:
     return path
 
 
+def _learned(
+    before: Evaluation | None, after: Evaluation | None, accuracy: Mapping[int, float]
+) -> dict[str, Any]:
+    return {
+        "eval_before": None if before is None else before.accuracy,
+        "eval_after": None if after is None else after.accuracy,
+        "evaluations": {str(steps): value for steps, value in sorted(accuracy.items())},
+        "samples_before": _samples(before),
+        "samples_after": _samples(after),
+    }
+
+
+def _spent(usage: Mapping[FunctionName, Usage] | None, wall_s: float | None) -> dict[str, Any]:
+    if usage is None:
+        names = ("wall_s", "function_seconds", "usage", "idle_fraction", "cost_usd")
+        return dict.fromkeys(names)
+    total = sum(usage.values(), Usage())
+    return {
+        "wall_s": wall_s,
+        "function_seconds": {name: spent.held_s for name, spent in usage.items()},
+        "usage": {name: _seconds(spent) for name, spent in usage.items()},
+        "idle_fraction": total.idle_fraction,
+        "cost_usd": total.usd,
+    }
+
+
 def _seconds(usage: Usage) -> dict[str, float | None]:
     return {
         "held_s": usage.held_s,
@@ -116,3 +136,17 @@ def _seconds(usage: Usage) -> dict[str, float | None]:
 
 def _samples(evaluation: Evaluation | None) -> list[dict[str, Any]]:
     return [] if evaluation is None else msgspec.to_builtins(evaluation.samples)
+
+
+def _read(folder: RunFolder) -> dict[str, Any]:
+    """The summary of the run before; empty if there is none that can be read."""
+    try:
+        with open(folder.file("summary.json"), encoding="utf-8") as file:
+            content = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _write(folder: RunFolder, summary: dict[str, Any]) -> None:
+    folder.write("summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")

@@ -45,7 +45,6 @@ class Display:
         self._stepping_since_s: float | None = None
         self._restored = 0
         self.steps_done = 0
-        self.eval_before: float | None = None
         self.began = False
         """Whether anything was generated that a resumed run would go on from."""
         self._live = Live(
@@ -96,8 +95,6 @@ class Display:
     def _evaluated(self, event: Event) -> None:
         accuracy = event.data["evaluation"].accuracy
         step = event.data["step"]
-        if step == 0:
-            self.eval_before = accuracy
         when = "before training" if step == 0 else f"after step {step}"
         self._say(f"held-out accuracy {when}: {accuracy:.1%}")
 

@@ -60,6 +60,7 @@ def _resume_command(job_file: str, overrides: Sequence[str], folder: str) -> str
 
 
 def _run_in(folder: RunFolder, spec: JobSpec, again: str, metrics: MetricsServer | None) -> int:
+    from controller.known import Known
     from controller.local_run import run_local
     from controller.summary import write_failure
 
@@ -70,6 +71,7 @@ def _run_in(folder: RunFolder, spec: JobSpec, again: str, metrics: MetricsServer
 
     say(f"run folder: {os.path.relpath(folder.path)}")
     display = Display(console, spec)
+    known = Known()
 
     def observe(event: Event) -> None:
         display.observe(event)
@@ -78,17 +80,17 @@ def _run_in(folder: RunFolder, spec: JobSpec, again: str, metrics: MetricsServer
 
     try:
         with display:
-            outcome, summary = run_interruptible(run_local(folder, spec, observe))
+            outcome, summary = run_interruptible(run_local(folder, spec, observe, known))
     except BaseException as raised:  # how a run ended must be on record, whatever ended it
         error = first_error(raised)
         if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
             with suppress(RlhflessError):
-                write_failure(folder, "interrupted", {}, display.steps_done, display.eval_before)
+                write_failure(folder, "interrupted", {}, known)
             say(f"interrupted; continue with: {again}")
             return INTERRUPTED
         problem = error.to_problem() if isinstance(error, RlhflessError) else {"detail": str(error)}
         with suppress(RlhflessError):  # a full disk may be what ended it
-            write_failure(folder, "failed", problem, display.steps_done, display.eval_before)
+            write_failure(folder, "failed", problem, known)
         if isinstance(error, UserError) and folder.fresh and not display.began:
             folder.give_up()
         else:

@@ -82,6 +82,16 @@ def assert_adds_up(result: Result) -> None:
         assert 0 < usage["held_s"] <= most[function] * summary["wall_s"]
 
 
+def assert_known(result: Result, steps: int, evaluated: bool) -> None:
+    """The summary of an interrupted run says what is known so far."""
+    summary = result.summary
+    assert (summary["status"], summary["steps"]) == ("interrupted", steps)
+    assert (summary["eval_before"] is not None) == evaluated
+    assert summary["wall_s"] > 0
+    assert set(summary["function_seconds"]) == {"rollout", "reward", "reference", "training"}
+    assert summary["wall_s"] >= sum(m["time/step_s"] for m in result.metrics)
+
+
 @pytest.mark.parametrize("stops", [PHASES, COMMITS], ids=["phases", "commits"])
 def test_a_killed_controller_is_resumed_where_it_was(
     place: Workplace, undisturbed: Result, stops: list[Stop]
@@ -117,7 +127,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(
         ended = running.ended()
         assert ended.code == 130, ended.explained()
         assert "Traceback" not in ended.err
-        assert place.result().summary["status"] == "interrupted"
+        assert_known(place.result(), len(place.result().metrics), stop.name != "evaluation")
         place.assert_nothing_left()
         found = re.search(r"^interrupted; continue with: rlhfless (.*)$", ended.out, re.MULTILINE)
         assert found is not None, ended.explained()

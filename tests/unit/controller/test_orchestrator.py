@@ -234,6 +234,24 @@ def test_a_budget_stops_the_job_between_steps(tmp_path: Path, on_exceed: str) ->
     assert w.platform.trained == {}
 
 
+def test_a_job_that_is_resumed_without_budget_tells_what_it_had_learned(tmp_path: Path) -> None:
+    w = world(tmp_path, make_spec(evaluation={"every": 1}))
+
+    async def lives() -> Outcome | None:
+        await w.live()
+        w.spec = make_spec(budget={"max_function_seconds": 5.0}, training={"steps": STEPS + 1})
+        job = w.job()
+        spent = {"usage": {"training": {"busy_s": 6.0}}}
+        job = replace(job, books=Books(job.ledger, spent, 0.0))
+        return await Orchestrator(job, "weights").run()
+
+    outcome = run(lives())
+    assert outcome is not None
+    assert (outcome.status, outcome.steps) == ("paused", STEPS)
+    assert outcome.before is not None
+    assert sorted(outcome.accuracy) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(("spent_by", "evaluations"), [("step", 1), ("evaluated", 2)])
 def test_a_budget_stops_the_job_before_and_after_an_evaluation_between_steps(
     tmp_path: Path, spent_by: str, evaluations: int
