@@ -4,8 +4,8 @@ Keeping it costs the idle seconds until it is needed; letting it go costs a cold
 no use, and delays the next phase by what of the start cannot be hidden by starting ahead. Both are
 weighed like every plan: λ · delay / T₀ + (1 − λ) · held / C₀, with T₀ and C₀ the seconds and
 function-seconds of a step. Worked number: λ = 0.5, T₀ = 60 s, C₀ = 240 s, a gap of 30 s, a start
-of 8 s: keeping scores 0.5 · 30/240 = 0.0625; letting go with the start hidden 0.5 · 8/240 = 0.0167,
-without 0.0167 + 0.5 · 8/60 = 0.083.
+of 8 s: keeping scores 0.5 · 30/240 = 0.0625. Letting go and starting again 10 s before the end of
+the gap scores 0.5 · 10/240 = 0.021; starting on demand 0.5 · 8/240 + 0.5 · 8/60 = 0.083.
 """
 
 from __future__ import annotations

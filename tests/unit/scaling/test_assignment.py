@@ -1,32 +1,139 @@
+from collections.abc import Callable
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling.assignment import Item, group_affine
+from scaling.assignment import (
+    Assignment,
+    Item,
+    balanced,
+    finishing_together,
+    group_affine,
+    length_sorted,
+    random_equal,
+)
 
+STRATEGIES: list[Callable[[list[Item], int], Assignment]] = [
+    random_equal,
+    balanced,
+    finishing_together,
+    length_sorted,
+    group_affine,
+]
 items = st.lists(
     st.tuples(st.integers(0, 9), st.floats(0, 1000, allow_nan=False)), min_size=1, max_size=60
 ).map(lambda rows: [Item(str(i), group, tokens) for i, (group, tokens) in enumerate(rows)])
 
 
+def loads(assignment: Assignment) -> list[float]:
+    return [sum(item.remaining for item in actor) for actor in assignment]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @given(items, st.integers(1, 12))
 def test_every_sample_is_assigned_exactly_once_and_no_actor_is_empty(
-    samples: list[Item], num_actors: int
+    strategy: Callable[[list[Item], int], Assignment], samples: list[Item], num_actors: int
 ) -> None:
-    actors = group_affine(samples, num_actors)
+    actors = strategy(samples, num_actors)
     assert sorted(i.id for actor in actors for i in actor) == sorted(i.id for i in samples)
-    assert 1 <= len(actors) <= num_actors
+    assert len(actors) == min(num_actors, len(samples))
     assert all(actors)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_actors_and_no_samples_are_refused(
+    strategy: Callable[[list[Item], int], Assignment],
+) -> None:
+    with pytest.raises(ValueError, match="at least one actor"):
+        strategy([Item("a", 0, 1.0)], 0)
+    with pytest.raises(ValueError, match="nothing to assign"):
+        strategy([], 1)
+
+
 @given(items, st.integers(1, 12))
-def test_makespan_is_within_lpt_bound_of_its_units(samples: list[Item], num_actors: int) -> None:
-    loads = [sum(i.tokens for i in actor) for actor in group_affine(samples, num_actors)]
+def test_random_shares_differ_by_one_at_most_and_follow_the_seed(
+    samples: list[Item], num_actors: int
+) -> None:
+    sizes = [len(actor) for actor in random_equal(samples, num_actors, 3)]
+    assert max(sizes) - min(sizes) <= 1
+    assert random_equal(samples, num_actors, 3) == random_equal(samples, num_actors, 3)
+
+
+@given(items, st.integers(1, 12))
+def test_balanced_work_is_within_the_bound_of_list_scheduling(
+    samples: list[Item], num_actors: int
+) -> None:
+    longest = max(item.remaining for item in samples)
+    for assignment in (balanced(samples, num_actors), finishing_together(samples, num_actors, 0)):
+        total = sum(loads(assignment))
+        assert max(loads(assignment)) <= total / len(assignment) + longest + 1e-6
+
+
+def test_largest_differencing_beats_largest_first() -> None:
+    # The textbook case: largest first makes 17 and 13 of it.
+    samples = [Item(str(n), n, float(n)) for n in (8, 7, 6, 5, 4)]
+    assert sorted(loads(balanced(samples, 2))) == [14, 16]
+    assert sorted(loads(finishing_together(samples, 2, 0.0, 1.0))) == [13, 17]
+
+
+def test_whoever_has_a_long_sample_gets_less_beside_it() -> None:
+    samples = [Item("long", 0, 100.0), *(Item(str(i), 1, 10.0) for i in range(19))]
+    together = finishing_together(samples, 2, longest_s=1.0, token_s=1.0)
+    assert sorted(map(len, together)) == [1, 19]
+    assert sorted(map(len, finishing_together(samples, 2, 0.0, 1.0))) == [6, 14]
+
+
+@given(items, st.integers(1, 12), st.floats(0, 1), st.floats(0, 1))
+def test_sorted_chunks_are_contiguous(
+    samples: list[Item], num_actors: int, longest_s: float, token_s: float
+) -> None:
+    chunks = length_sorted(samples, num_actors, longest_s, token_s)
+    for before, after in pairwise(chunks):
+        assert min(i.remaining for i in before) >= max(i.remaining for i in after)
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=8),
+    st.integers(1, 4),
+    st.floats(0.1, 2),
+    st.floats(0.1, 2),
+)
+def test_sorted_chunks_are_as_fast_as_any(
+    lengths: list[int], num_actors: int, longest_s: float, token_s: float
+) -> None:
+    samples = [Item(str(i), 0, float(n)) for i, n in enumerate(lengths)]
+    ordered = sorted(map(float, lengths), reverse=True)
+    number = min(num_actors, len(lengths))
+
+    def best(start: int, left: int) -> float:
+        """Slowest chunk of the best cut of ``ordered[start:]`` into ``left`` chunks."""
+        times = [
+            longest_s * ordered[start] + token_s * sum(ordered[start:end])
+            for end in range(start + 1, len(ordered) + 1)
+        ]
+        if left == 1:
+            return times[-1]
+        ends = range(start + 1, len(ordered) - left + 2)
+        return min(max(times[end - start - 1], best(end, left - 1)) for end in ends)
+
+    slowest = max(
+        longest_s * chunk[0].remaining + token_s * sum(i.remaining for i in chunk)
+        for chunk in length_sorted(samples, num_actors, longest_s, token_s)
+    )
+    assert slowest <= best(0, number) * 1.001
+
+
+@given(items, st.integers(1, 12))
+def test_group_affine_is_within_the_bound_of_its_units(
+    samples: list[Item], num_actors: int
+) -> None:
+    affine = loads(group_affine(samples, num_actors))
     groups: dict[int, float] = {}
     for item in samples:
-        groups[item.group] = groups.get(item.group, 0) + item.tokens
-    # No list schedule is worse than the mean load plus the largest unit.
-    assert max(loads) <= sum(loads) / num_actors + max(groups.values()) + 1e-6
+        groups[item.group] = groups.get(item.group, 0) + item.remaining
+    assert max(affine) <= sum(affine) / len(affine) + max(groups.values()) + 1e-6
 
 
 def test_groups_stay_together_when_there_are_enough() -> None:
@@ -39,12 +146,3 @@ def test_groups_stay_together_when_there_are_enough() -> None:
 def test_a_single_group_is_split_over_all_actors() -> None:
     samples = [Item(str(k), 0, 5.0) for k in range(8)]
     assert [len(actor) for actor in group_affine(samples, 4)] == [2, 2, 2, 2]
-
-
-def test_more_actors_than_samples_leaves_none_empty() -> None:
-    assert len(group_affine([Item("a", 0, 1.0), Item("b", 1, 1.0)], 8)) == 2
-
-
-def test_no_actors_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one actor"):
-        group_affine([Item("a", 0, 1.0)], 0)
