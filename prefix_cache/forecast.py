@@ -146,10 +146,10 @@ def _calls(demand: Demand, cuts: _Cuts) -> list[Call]:
         call.units.append((demand.below[chain[-1]][0], ends_at))
     used = [call for call in calls if call.units]
     for call in used:
-        call.seconds += demand.costs.prefill_call_s
+        call.seconds += demand.costs.prefill_call_s + demand.costs.request_s
     return used
 
 
 def _more_s(demand: Demand, cuts: _Cuts, call: Call, chain: Sequence[int]) -> float:
-    missing = sum(cuts.tokens(node) for node in chain if node not in call.segments)
-    return demand.compute_s(missing) + demand.publish_s(missing)
+    missing = [cuts.tokens(node) for node in chain if node not in call.segments]
+    return sum(demand.compute_s(tokens) + demand.publish_s(tokens) for tokens in missing)

@@ -120,14 +120,16 @@ def break_even_tokens(costs: PrefixCosts, actors: int) -> float:
     their time than computing it on each; infinite if it never does.
 
     Prefill calls share the computing evenly, so L tokens take ``L * prefill_token_s`` in all, to
-    publish them ``L * bytes_per_token * publish_byte_s``, and each load ``load_call_s`` and ``L *
-    bytes_per_token * load_byte_s``; computing takes ``actors * L * prefill_token_s``. Worked
-    number: 1 ms a token, 1 ms a load, 10 us to move a token's bytes either way, 4 actors:
+    publish them ``publish_call_s + L * bytes_per_token * publish_byte_s``, and each load
+    ``load_call_s + L * bytes_per_token * load_byte_s``; computing takes ``actors * L *
+    prefill_token_s``. What the prefill calls themselves take, all prefixes share; it is left out.
+    Worked number: 1 ms a token, 1 ms a load, 10 us to move a token's bytes either way, 4 actors:
     4 ms / (3 ms - 50 us) = 1.4 tokens.
     """
     store = costs.bytes_per_token * (costs.publish_byte_s + actors * costs.load_byte_s)
     gain = (actors - 1) * costs.prefill_token_s - store
-    return actors * costs.load_call_s / gain if gain > 0 else math.inf
+    fixed = costs.publish_call_s + actors * costs.load_call_s
+    return fixed / gain if gain > 0 else math.inf
 
 
 def _no_worse(found: Forecast, plain: Forecast, actors: int) -> bool:

@@ -26,7 +26,9 @@ class PrefixCosts:
     """Seconds, as measured calls show them; ``bytes_per_token``: of one token's keys and values.
 
     ``prefill_call_s`` is what a pass through the model takes besides its tokens, ``load_call_s``
-    what a load takes besides its bytes (or a look-up that finds nothing).
+    what a load takes besides its bytes (or a look-up that finds nothing), ``publish_call_s`` what
+    storing a segment takes besides its bytes, ``request_s`` what a prefill call takes besides its
+    pass: HTTP, dispatch, waking up.
     """
 
     prefill_token_s: float
@@ -35,6 +37,8 @@ class PrefixCosts:
     load_byte_s: float
     publish_byte_s: float
     bytes_per_token: int
+    publish_call_s: float = 0.0
+    request_s: float = 5e-3
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,8 @@ class Demand:
         return costs.load_call_s + tokens * costs.bytes_per_token * costs.load_byte_s
 
     def publish_s(self, tokens: int) -> float:
-        return tokens * self.costs.bytes_per_token * self.costs.publish_byte_s
+        costs = self.costs
+        return costs.publish_call_s + tokens * costs.bytes_per_token * costs.publish_byte_s
 
     def compute_s(self, tokens: int) -> float:
         return tokens * self.costs.prefill_token_s

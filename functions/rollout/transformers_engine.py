@@ -47,14 +47,15 @@ expanded rows is cheaper than two and their merge."""
 
 
 class TransformersEngine:
-    """An ``Engine``. One request at a time."""
+    """An ``Engine``. One request at a time. ``prefixes``: where it keeps keys and values between
+    calls; by default up to ``prefix_memory`` of them."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, prefixes: KvStore | None = None) -> None:
         self._device = device
         self._versioned = VersionedModel(device)
         self._weights: tuple[Any, LlamaWeights | None] = (None, None)
         self._pulled = PullStats()
-        self._kv = KvStore(prefix_memory())
+        self._kv = prefixes or KvStore(prefix_memory())
         self._serves: tuple[KvIdentity, Layout] | None = None
         self._told = 0
 

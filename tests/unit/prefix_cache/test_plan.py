@@ -22,6 +22,8 @@ COSTS = st.builds(
     load_byte_s=st.sampled_from([0.0, 1e-9, 1e-6]),
     publish_byte_s=st.sampled_from([0.0, 1e-9, 1e-6]),
     bytes_per_token=st.sampled_from([1, 100, 50_000]),
+    publish_call_s=SECONDS,
+    request_s=SECONDS,
 )
 PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=40), min_size=1, max_size=8)
 MIB = 1 << 20
@@ -241,5 +243,7 @@ def test_break_even() -> None:
         bytes_per_token=1000,
     )
     assert math.isclose(break_even_tokens(costs, 4), 4e-3 / (3e-3 - 5e-5))
+    slow = replace(costs, publish_call_s=2e-3)
+    assert math.isclose(break_even_tokens(slow, 4), 6e-3 / (3e-3 - 5e-5))
     assert math.isinf(break_even_tokens(costs, 1))
     assert math.isinf(break_even_tokens(replace(costs, load_byte_s=1e-6), 4))
