@@ -6,7 +6,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from functions.execution import Execution
-from rlhfless.messages import Frame, FunctionName, RolloutDone, Tokens
+from rlhfless.messages import Frame, FunctionName, PrefillDone, RolloutDone, Tokens
 
 
 class Metrics:
@@ -48,7 +48,11 @@ class Metrics:
             self._tokens.labels(self._function, "generated").inc(len(frame.tokens))
         elif isinstance(frame, RolloutDone):
             self._tokens.labels(self._function, "prefilled").inc(frame.prefill_computed)
+            self._tokens.labels(self._function, "prefill_loaded").inc(frame.prefill_loaded)
+            self._tokens.labels(self._function, "prefill_reused").inc(frame.prefill_reused)
             self._tokens.labels(self._function, "prefill_saved").inc(frame.prefill_saved)
+        elif isinstance(frame, PrefillDone):
+            self._tokens.labels(self._function, "prefilled").inc(frame.tokens_computed)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
