@@ -259,7 +259,10 @@ class LocalInstance:
             async with self._while_alive():
                 response = await self._transport.handle_async_request(request)
                 if response.status_code != 200:
-                    raise Refused(_refusal(response.status_code, await response.aread()))
+                    error = _refusal(response.status_code, await response.aread())
+                    if isinstance(error, TransientError):
+                        self.stopping = True  # it drains: somebody else than us told it to go
+                    raise Refused(error)
                 self.refusing_since_s = None
                 return response
         except (TransientError, httpx.TransportError) as error:

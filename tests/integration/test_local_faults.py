@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from controller.platforms.base import Deployment
 from controller.platforms.local import LocalPlatform
+from controller.platforms.local_instance import LocalInstance
 from rlhfless.errors import (
     CapacityError,
     InternalError,
@@ -23,7 +25,7 @@ from rlhfless.errors import (
     TransientError,
     UserError,
 )
-from rlhfless.messages import AnyFrame, Drain, Progress, RolloutDone
+from rlhfless.messages import AnyFrame, Drain, Progress, RolloutDone, TrainDone
 from tests.support.processes import (
     frames_of,
     home_of,
@@ -32,6 +34,7 @@ from tests.support.processes import (
     options,
     platform_of,
     rollout,
+    train,
     until,
     wait_until_gone,
 )
@@ -172,6 +175,38 @@ def test_sigterm_from_elsewhere_drains_too_and_calls_go_on_elsewhere(tmp_path: P
             await call
             assert frames[-1] == RolloutDone(unfinished=[0])
             assert isinstance((await waiting)[-1], RolloutDone)
+
+    asyncio.run(run())
+
+
+async def is_ready(instance: LocalInstance) -> bool:
+    request = httpx.Request("GET", "http://function/readyz")
+    response = await instance._transport.handle_async_request(request)
+    await response.aread()
+    await response.aclose()
+    return response.status_code == 200
+
+
+def test_an_instance_that_drains_since_sigterm_from_elsewhere_fails_no_new_call(
+    tmp_path: Path,
+) -> None:
+    """It refuses them while it still ends another; they wait for the instance that follows it."""
+
+    async def run() -> None:
+        training = Deployment("training", max_instances=1, concurrency=2)
+        async with platform_of(tmp_path, training, settings=options(grace_s=2.0)) as platform:
+            deaf = asyncio.create_task(frames_of(platform, train(tmp_path, "a", "deaf:600")))
+            await until(lambda: any(i.state == "busy" for i in platform.instances()))
+            (instance,) = platform._pools["training"].instances.values()
+            assert instance.process is not None
+            os.kill(instance.process.pid, signal.SIGTERM)
+            while await is_ready(instance):
+                await asyncio.sleep(0.005)
+            (done,) = await frames_of(platform, train(tmp_path, "b"))
+            assert isinstance(done, TrainDone)
+            assert [i.id for i in platform.instances()] == ["training-2"]
+            with pytest.raises(TransientError):
+                await deaf
 
     asyncio.run(run())
 
