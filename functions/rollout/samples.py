@@ -43,6 +43,8 @@ class Samples:
         self._sent: NDArray[np.int64] = _EMPTY
         self._ended: list[tuple[int, int, FinishReason]] = []  # sample, flat end, reason
         self.num_tokens = 0
+        self.context_tokens = 0
+        """Tokens that the rows hold together, prompts included."""
 
     def join(self) -> None:
         """Make room for what the roster has gained. Only when all is sent: what was drawn before
@@ -71,11 +73,6 @@ class Samples:
     def num_rows(self) -> int:
         return len(self._sample)
 
-    @property
-    def context_tokens(self) -> int:
-        """Tokens that the rows hold together, prompts included."""
-        return int(self._index.sum() + self._before[self._sample].sum())
-
     def rows_of(self, samples: Collection[int]) -> list[int]:
         """The rows of those of ``samples`` that are in the batch, ascending."""
         rows: list[int] = np.flatnonzero(np.isin(self._sample, list(samples))).tolist()
@@ -97,6 +94,7 @@ class Samples:
         self._sample = np.concatenate((self._sample, new))
         self._index = np.concatenate((self._index, self._offset[new]))
         self._end = np.concatenate((self._end, self._limit[new]))
+        self._count_context()
 
     def variates(self, first: int = 0) -> NDArray[np.float32]:
         """What decides the next token of rows ``first ..`` [B - first]."""
@@ -112,6 +110,7 @@ class Samples:
         self._logprobs[index] = logprobs
         index += 1
         self.num_tokens += len(tokens)
+        self.context_tokens += len(tokens)
         stopped = self._is_stop[tokens]
         done = stopped | (index == self._end[first:])
         if not done.any():
@@ -130,6 +129,10 @@ class Samples:
         self._sample = self._sample[:remaining]
         self._index = self._index[:remaining]
         self._end = self._end[:remaining]
+        self._count_context()
+
+    def _count_context(self) -> None:
+        self.context_tokens = int(self._index.sum() + self._before[self._sample].sum())
 
     def unsent(self, version: int) -> Iterator[Tokens | Finished]:
         """Frames of all that was drawn since the last time."""
