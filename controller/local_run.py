@@ -29,6 +29,8 @@ from rlhfless.seeds import derive
 from rlhfless.spec import DatasetSpec, JobSpec
 from rlhfless.spec_file import dump_spec
 
+NO_PLOT = "no progress.png: matplotlib is not installed; pip install 'rlhfless[plot]' brings it"
+
 
 def deployments(spec: JobSpec) -> list[Deployment]:
     """How the platform runs each function the job uses."""
@@ -90,7 +92,8 @@ async def run_local(
                 job.observe(Event("plan", "", {"total_steps": orchestrator.total_steps}))
                 outcome = await orchestrator.run()
         records = await journal.records()
-        await asyncio.to_thread(write_plot, folder, records)
+        if records and not await asyncio.to_thread(write_plot, folder, records):
+            observe(Event("notice", NO_PLOT))
         summary = await asyncio.to_thread(write_summary, folder, outcome, records)
     return outcome, summary
 

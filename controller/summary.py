@@ -62,16 +62,14 @@ def write_failure(folder: RunFolder, status: str, problem: dict[str, Any], known
     _write(folder, summary)
 
 
-def write_plot(folder: RunFolder, records: Sequence[StepRecord]) -> str | None:
-    """``progress.png``: reward and response length over the steps. None without matplotlib (the
-    extra ``plot``) or without a step to show."""
-    if not records:
-        return None
+def write_plot(folder: RunFolder, records: Sequence[StepRecord]) -> bool:
+    """``progress.png``: reward and response length over the steps (at least one). False, and no
+    plot, without matplotlib (the extra ``plot``)."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        return None
+        return False
     steps = [record.step + 1 for record in records]
 
     def series(name: str) -> list[float]:
@@ -95,7 +93,7 @@ def write_plot(folder: RunFolder, records: Sequence[StepRecord]) -> str | None:
         figure.savefig(path, dpi=120)
     except OSError as error:
         raise of_os_error(f"cannot write {path}", error) from error
-    return path
+    return True
 
 
 def _learned(

@@ -74,7 +74,7 @@ class Display:
         elif event.kind == "evaluated":
             self.began = True
             self._evaluated(event)
-        elif event.kind == "instance":
+        elif event.kind == "notice":
             self._say(escape(event.message))
         if event.kind in _PHASES:
             self._phase = _PHASES[event.kind]

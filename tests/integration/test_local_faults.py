@@ -200,7 +200,7 @@ def test_an_instance_that_drains_since_sigterm_from_elsewhere_fails_no_new_call(
             (instance,) = platform._pools["training"].instances.values()
             assert instance.process is not None
             os.kill(instance.process.pid, signal.SIGTERM)
-            while await is_ready(instance):
+            while await is_ready(instance):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             (done,) = await frames_of(platform, train(tmp_path, "b"))
             assert isinstance(done, TrainDone)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.support.runs import Result, Workplace, assert_same
+from tests.support.runs import ROOT, Result, Workplace, assert_same
 
 pytestmark = pytest.mark.slow
 
@@ -77,3 +77,15 @@ def test_hammering_ctrl_c_leaves_nothing_behind_either(
     resumed = place.start_job("run", "--resume", gated=True).ended()
     assert resumed.code == 0, resumed.explained()
     assert_same(place.result(), undisturbed)
+
+
+def test_without_matplotlib_there_is_no_plot_and_that_is_said(place: Workplace) -> None:
+    missing = place.folder / "missing" / "matplotlib"
+    missing.mkdir(parents=True)
+    (missing / "__init__.py").write_text("raise ImportError('not installed')\n")
+    path = f"{missing.parent}:{ROOT}"
+    one_step = ("run", "job.yaml", "--out", "run", "--set", "training.steps=1")
+    ended = place.start(*one_step, PYTHONPATH=path).ended()
+    assert ended.code == 0, ended.explained()
+    assert "no progress.png: matplotlib is not installed; pip install 'rlhfless[plot]'" in ended.out
+    assert not (place.folder / "run" / "progress.png").exists()
