@@ -87,9 +87,6 @@ class JobStore:
         notes = {k.decode(): v.decode() for k, v in raw.items()}
         return {k: v if k == "spec" else json.loads(v) for k, v in notes.items()}
 
-    async def committed_steps(self) -> int:
-        return int(await self._do(self._redis.get(self._key("committed"))) or 0)
-
     async def records(self) -> list[StepRecord]:
         """All committed steps, in order."""
         raw = await self._do(self._redis.hgetall(self._key("steps")))

@@ -21,7 +21,13 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Protocol
 
 import rlhfless
-from rlhfless.errors import CapacityError, TransientError, of_os_error
+from rlhfless.errors import (
+    CapacityError,
+    InternalError,
+    RlhflessError,
+    TransientError,
+    of_os_error,
+)
 from rlhfless.lifeline import Home
 
 TOKEN_VARIABLE = "RLHFLESS_FUNCTION_TOKEN"  # noqa: S105  (the name of a variable)
@@ -153,6 +159,9 @@ class _Zygote:
         writer: asyncio.StreamWriter,
     ) -> None:
         self.closed = False
+        self._failure: RlhflessError = TransientError(
+            "the zygote that instances are forked off died"
+        )
         self._home = home
         self._child = child
         self._writer = writer
@@ -190,7 +199,7 @@ class _Zygote:
         return cls(home, child, reader, writer)
 
     async def spawn(self, config: Mapping[str, Any]) -> Process:
-        """Raises ``TransientError`` if the zygote dies first."""
+        """Raises ``TransientError`` if the zygote dies first, ``InternalError`` if it babbles."""
         number = self._next = self._next + 1
         spawned: asyncio.Future[Process] = asyncio.get_running_loop().create_future()
         self._spawning[number] = spawned
@@ -215,9 +224,19 @@ class _Zygote:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Its reports, until its end of the socket closes, which means that it is gone."""
-        with contextlib.suppress(ConnectionError):
+        line = b""
+        try:
             async for line in reader:
                 self._handle(json.loads(line))
+        except ConnectionError:
+            pass
+        except (ValueError, LookupError) as error:  # no JSON, far too long, or of nothing we know
+            _log.exception("the zygote's report %r", line[:200])
+            self._failure = InternalError(
+                f"the zygote that instances are forked off sent a broken report: {error}"
+            )
+            with contextlib.suppress(ProcessLookupError):
+                self._child.kill()
         self.closed = True
         self._writer.close()
         self._fail_spawns()
@@ -241,10 +260,9 @@ class _Zygote:
                 self._processes.pop(pid).exited.set_result(status)
 
     def _fail_spawns(self) -> None:
-        error = TransientError("the zygote that instances are forked off died")
         for spawned in self._spawning.values():
             if not spawned.done():
-                spawned.set_exception(error)
+                spawned.set_exception(self._failure)
         self._spawning.clear()
 
 

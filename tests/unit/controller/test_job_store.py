@@ -69,7 +69,7 @@ def test_a_commit_folds_the_journal_and_can_be_repeated() -> None:
         await second.commit(record(0, reward=2.0), b"other")
         assert await second.records() == [record(0, reward=1.0)]
         assert await second.policy_state() == b"state"
-        assert await second.committed_steps() == 1
+        assert len(await second.records()) == 1
         assert (await second.step_journal(0)).samples == {}
 
     with_store(test)
@@ -91,7 +91,7 @@ def test_two_controllers_committing_at_once_book_the_step_once() -> None:
         results = await asyncio.gather(
             first.commit(record(0), b""), second.commit(record(0), b""), return_exceptions=True
         )
-        assert await first.committed_steps() == 1
+        assert len(await first.records()) == 1
         assert all(r is None or isinstance(r, InternalError) for r in results)
 
     with_store(test)
