@@ -21,6 +21,7 @@ from rlhfless.messages import (
     Heartbeat,
     ModelRef,
     Optimization,
+    Progress,
     Request,
     RolloutRequest,
     SampleTask,
@@ -84,6 +85,18 @@ def train(store: Path, name: str, behaviour: str = "echo") -> TrainRequest:
 async def frames_of(platform: LocalPlatform, request: Request) -> list[AnyFrame]:
     """All but the heartbeats."""
     return [f async for f in platform.invoke(request) if not isinstance(f, Heartbeat)]
+
+
+async def collect(platform: LocalPlatform, frames: list[AnyFrame], behaviour: str) -> None:
+    """Run a call to its end; its frames can be seen as they come."""
+    async for frame in platform.invoke(rollout(behaviour)):
+        frames.append(frame)  # noqa: PERF401
+
+
+def pid_in(frames: list[AnyFrame]) -> int:
+    (first, *_) = frames
+    assert isinstance(first, Progress)
+    return first.kv_tokens
 
 
 async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:

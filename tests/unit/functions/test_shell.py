@@ -16,7 +16,6 @@ from functions.context import CallContext
 from functions.shell import create_app
 from rlhfless.errors import CapacityError, TransientError, UserError
 from rlhfless.messages import (
-    Drain,
     Frame,
     Heartbeat,
     Problem,
@@ -26,7 +25,6 @@ from rlhfless.messages import (
     RolloutRequest,
     Tokens,
 )
-from rlhfless.objects import ObjectStore
 from tests.support.shell import (
     REWARD,
     ROLLOUT,
@@ -256,170 +254,6 @@ async def test_a_slow_reader_slows_the_handler(tmp_path: Path) -> None:
     sent.set()
     await client.task
     assert len(client.frames) == 1001
-
-
-# --- leaving ------------------------------------------------------------------------------------
-
-
-@in_loop
-async def test_a_client_that_leaves_stops_its_call(tmp_path: Path) -> None:
-    for path, body in ((ROLLOUT, rollout(tmp_path)), (REWARD, reward(tmp_path))):
-        gate = Gate()
-        service = Service(Echo(rollout=gate.handle, reward=gate.handle))
-        client = service.post(path, body)
-        await until(gate.entered.is_set)
-        client.leave()
-        await client.task
-        assert await service.shell.drain(10)
-        assert gate.ended_for == "abort"
-
-
-@in_loop
-async def test_a_client_that_leaves_frees_a_handler_waiting_for_room(tmp_path: Path) -> None:
-    ended = threading.Event()
-
-    def endless(request: Any, context: CallContext) -> Iterator[Frame]:
-        try:
-            while True:
-                yield Progress(running=0, waiting=0, kv_tokens=0, iterations=0)
-        finally:
-            ended.set()
-
-    service = Service(Echo(rollout=endless))
-    client = service.post(ROLLOUT, rollout(tmp_path))
-    await client.until(Progress)
-    client.leave()
-    await client.task
-    assert await service.shell.drain(10)
-    assert ended.is_set()
-
-
-@in_loop
-async def test_drain_tells_streams_and_admits_nothing(tmp_path: Path) -> None:
-    gate = Gate()
-    service = Service(Echo(rollout=gate.handle, reward=counting()[1]))
-    client = service.post(ROLLOUT, rollout(tmp_path))
-    await client.until(Progress)
-    assert (await service.get("/readyz")).status == 200
-    drained = asyncio.create_task(service.shell.drain(10))
-    await client.task
-    assert await drained
-    assert [type(f) for f in client.frames] == [Progress, Drain, RolloutDone]
-    assert client.frames[-1] == RolloutDone(unfinished=[0])
-    refused = await service.ask(REWARD, reward(tmp_path))
-    assert (refused.status, refused.problem["category"]) == (503, "transient")
-    assert (await service.get("/readyz")).status == 503
-    assert (await service.get("/healthz")).status == 200
-
-
-@in_loop
-async def test_drain_ends_with_its_grace(tmp_path: Path) -> None:
-    release = threading.Event()
-
-    def deaf(request: Any, context: CallContext) -> Iterator[Frame]:
-        yield Progress(running=0, waiting=0, kv_tokens=0, iterations=0)
-        release.wait()
-        yield RolloutDone()
-
-    service = Service(Echo(rollout=deaf))
-    client = service.post(ROLLOUT, rollout(tmp_path))
-    await client.until(Progress)
-    assert not await service.shell.drain(0.01)
-    release.set()
-    await client.task
-
-
-def test_close_lets_the_function_go() -> None:
-    function = Echo()
-    Service(function).shell.close()
-    assert function.closed
-
-
-# --- first results ------------------------------------------------------------------------------
-
-
-@in_loop
-async def test_a_repeat_gets_the_first_result(tmp_path: Path) -> None:
-    runs, handle = counting()
-    service = Service(Echo(reward=handle))
-    first = await service.ask(REWARD, reward(tmp_path, "0/reward/0"))
-    repeat = await service.ask(REWARD, reward(tmp_path, "0/reward/0"))
-    other = await service.ask(REWARD, reward(tmp_path, "0/reward/1"))
-    assert first.frames == repeat.frames == [RewardDone(scores=[], totals=[1.0])]
-    assert other.frames == [RewardDone(scores=[], totals=[2.0])]
-    assert runs == ["0/reward/0", "0/reward/1"]
-    assert ObjectStore(str(tmp_path)).list("results") == [
-        "results/job/0/reward/0",
-        "results/job/0/reward/1",
-    ]
-
-
-@in_loop
-async def test_a_repeat_on_another_instance_gets_the_first_result(tmp_path: Path) -> None:
-    runs, handle = counting()
-    first = await Service(Echo(reward=handle)).ask(REWARD, reward(tmp_path))
-    repeat = await Service(Echo(reward=handle)).ask(REWARD, reward(tmp_path))
-    assert first.frames == repeat.frames
-    assert len(runs) == 1
-
-
-@in_loop
-async def test_the_same_id_in_another_store_is_another_call(tmp_path: Path) -> None:
-    runs, handle = counting()
-    service = Service(Echo(reward=handle))
-    await service.ask(REWARD, reward(tmp_path / "a"))
-    await service.ask(REWARD, reward(tmp_path / "b"))
-    assert len(runs) == 2
-
-
-@in_loop
-async def test_a_repeat_joins_the_call_in_flight_and_outlives_its_first_caller(
-    tmp_path: Path,
-) -> None:
-    gate = Gate()
-    service = Service(Echo(reward=gate.handle))
-    first = service.post(REWARD, reward(tmp_path))
-    await until(gate.entered.is_set)
-    second = service.post(REWARD, reward(tmp_path))  # no room is needed to join
-    await until(lambda: service.shell._num_answers == 2)
-    first.leave()
-    await first.task
-    gate.open.set()
-    await second.task
-    assert gate.ended_for is None
-    assert second.frames == [RewardDone(scores=[], totals=[1.0])]
-
-
-@in_loop
-async def test_a_failed_call_is_tried_again(tmp_path: Path) -> None:
-    _, handle = counting()
-    fails = iter([True, False])
-
-    def flaky(request: Any, context: CallContext) -> Iterator[Frame]:
-        if next(fails):
-            raise TransientError("once")
-        yield from handle(request, context)
-
-    service = Service(Echo(reward=flaky))
-    assert (await service.ask(REWARD, reward(tmp_path))).problem["category"] == "transient"
-    assert (await service.ask(REWARD, reward(tmp_path))).frames == [
-        RewardDone(scores=[], totals=[1.0])
-    ]
-
-
-@in_loop
-async def test_a_rollout_is_not_kept(tmp_path: Path) -> None:
-    runs: list[int] = []
-
-    def handle(request: Any, context: CallContext) -> Iterator[Frame]:
-        runs.append(1)
-        yield RolloutDone()
-
-    service = Service(Echo(rollout=handle))
-    await service.ask(ROLLOUT, rollout(tmp_path))
-    await service.ask(ROLLOUT, rollout(tmp_path))
-    assert len(runs) == 2
-    assert ObjectStore(str(tmp_path)).list("results") == []
 
 
 # --- metrics ------------------------------------------------------------------------------------
