@@ -12,13 +12,7 @@ import pytest
 
 from controller.platforms.base import Deployment
 from controller.platforms.local_instance import LocalInstance
-from rlhfless.errors import (
-    CapacityError,
-    InternalError,
-    RlhflessError,
-    TransientError,
-    UserError,
-)
+from rlhfless.errors import CapacityError, InternalError, RlhflessError, TransientError, UserError
 from rlhfless.messages import AnyFrame, Drain, Progress, RolloutDone, TrainDone
 from tests.support.processes import (
     collect,

@@ -10,21 +10,9 @@ from pathlib import Path
 import pytest
 
 from controller.platforms.base import Deployment
-from rlhfless.errors import (
-    CapacityError,
-    InternalError,
-    TransientError,
-)
+from rlhfless.errors import CapacityError, InternalError, TransientError
 from rlhfless.messages import AnyFrame
-from tests.support.processes import (
-    collect,
-    frames_of,
-    options,
-    pid_in,
-    platform_of,
-    rollout,
-    until,
-)
+from tests.support.processes import collect, frames_of, options, pid_in, platform_of, rollout, until
 
 pytestmark = pytest.mark.slow
 

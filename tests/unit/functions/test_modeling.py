@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import (
-    AutoModelForCausalLM,
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from functions.modeling import VersionedModel, device_for, load_base
-from functions.weights.lora import adapter_config, adapter_tensors, load_adapter
-from functions.weights.tensors import publish
+from functions.modeling import VersionedModel
 from rlhfless.errors import InternalError, TransientError, UserError
 from rlhfless.messages import ModelRef
 from rlhfless.objects import ObjectStore
 from rlhfless.versions import version_folder
+from tests.support.versions import logits, ref, train_full, train_lora, train_top, untied_model
 
 torch.set_num_threads(1)
-TOKENS = torch.tensor([[1, 5, 9, 30, 2, 44], [3, 3, 8, 60, 21, 7]])
 
 
 @pytest.fixture
@@ -40,21 +25,8 @@ def store(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture(scope="session")
 def untied_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.2,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        dtype="float32",
-    )
     folder = tmp_path_factory.mktemp("untied")
-    LlamaForCausalLM(config).save_pretrained(folder)
+    untied_model().save_pretrained(folder)
     return folder
 
 
@@ -75,68 +47,6 @@ def gpt2_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gpt2")
     GPT2LMHeadModel(config).save_pretrained(folder)
     return folder
-
-
-def ref(folder: Path, version: int = 0, job: str = "j", dtype: str = "float32") -> ModelRef:
-    return ModelRef(path=str(folder), job=job, version=version, dtype=dtype)
-
-
-@torch.no_grad()
-def logits(model: Any) -> torch.Tensor:
-    result: torch.Tensor = model(input_ids=TOKENS).logits
-    return result
-
-
-@torch.no_grad()
-def perturb(parameters: Any, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in parameters:
-        parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-
-
-def train_full(folder: Path, store: ObjectStore, parent: int, job: str = "j") -> torch.Tensor:
-    """Publish a version that changes everything; returns its logits."""
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    perturb(model.parameters(), parent + 1)
-    publish(store, job, parent, dict(model.named_parameters()), kind="full", call_id=f"{parent}")
-    return logits(model)
-
-
-def train_top(folder: Path, store: ObjectStore, parent: int) -> torch.Tensor:
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    top = {
-        n: p for n, p in model.named_parameters() if "layers.1." in n or n.endswith("norm.weight")
-    }
-    perturb(top.values(), parent + 1)
-    publish(store, "j", parent, top, kind="partial", call_id=f"{parent}")
-    return logits(model)
-
-
-def train_lora(
-    folder: Path,
-    store: ObjectStore,
-    parent: int,
-    targets: list[str],
-    job: str = "j",
-    **options: Any,
-) -> torch.Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*tie_word_embeddings=True")
-        model = get_peft_model(
-            AutoModelForCausalLM.from_pretrained(folder),
-            LoraConfig(r=4, lora_alpha=10, target_modules=targets, **options),
-        )
-    perturb((p for p in model.parameters() if p.requires_grad), parent + 1)
-    publish(
-        store,
-        job,
-        parent,
-        adapter_tensors(model),
-        kind="lora",
-        lora=adapter_config(model),
-        call_id=f"{parent}",
-    )
-    return logits(model)
 
 
 def assert_moves(
@@ -327,106 +237,3 @@ def test_version_of_another_model_is_refused_whole(
     with pytest.raises(UserError, match="does not fit the model"):
         model.ensure(ref(tiny_model_dir, 1), store)
     assert torch.equal(logits(model.model), base)
-
-
-# --- LoRA adapters ----------------------------------------------------------------------------
-
-
-def test_adapter_goes_back_into_a_peft_model(tiny_model_dir: Path) -> None:
-    def fresh() -> Any:
-        return get_peft_model(
-            AutoModelForCausalLM.from_pretrained(tiny_model_dir),
-            LoraConfig(r=2, target_modules=["q_proj"]),
-        )
-
-    trained, other = fresh(), fresh()
-    perturb((p for p in trained.parameters() if p.requires_grad), 7)
-    load_adapter(other, adapter_tensors(trained))
-    assert torch.equal(logits(other), logits(trained))
-
-
-def test_adapter_of_other_targets_is_refused(tiny_model_dir: Path) -> None:
-    model = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(tiny_model_dir),
-        LoraConfig(r=2, target_modules=["q_proj"]),
-    )
-    with pytest.raises(UserError, match="differ at"):
-        load_adapter(model, {"model.layers.0.mlp.up_proj.lora_A.weight": torch.zeros(2, 64)})
-
-
-def test_embeddings_and_variants_of_lora_are_refused(untied_dir: Path) -> None:
-    model = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(untied_dir),
-        LoraConfig(r=2, target_modules=["embed_tokens"]),
-    )
-    with pytest.raises(UserError, match="only linear layers"):
-        adapter_tensors(model)
-    model = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(untied_dir),
-        LoraConfig(r=2, target_modules=["q_proj"], use_rslora=True),
-    )
-    with pytest.raises(UserError, match="use_rslora"):
-        adapter_config(model)
-
-
-# --- models that cannot be loaded -------------------------------------------------------------
-
-
-def test_no_such_folder_or_name(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no model folder"):
-        load_base(ref(tmp_path / "missing"))
-    with pytest.raises(UserError, match="is no model"):
-        load_base(ref(Path("no-such-owner/no-such-model")))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="is no model"):
-        load_base(ref(tmp_path / "empty"))
-
-
-def test_not_a_causal_language_model(tmp_path: Path) -> None:
-    config = BertConfig(
-        vocab_size=20,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=8,
-    )
-    BertForSequenceClassification(config).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="no causal language model, but BertForSequence"):
-        load_base(ref(tmp_path))
-
-
-def test_unknown_dtype(tiny_model_dir: Path) -> None:
-    with pytest.raises(UserError, match="unknown dtype int8"):
-        load_base(ref(tiny_model_dir, dtype="int8"))
-
-
-def test_checkpoint_without_weights(tiny_model_dir: Path, tmp_path: Path) -> None:
-    shutil.copy(tiny_model_dir / "config.json", tmp_path)
-    with pytest.raises(UserError, match="cannot load the model"):
-        load_base(ref(tmp_path))
-
-
-def test_torn_checkpoint(tiny_model_dir: Path, tmp_path: Path) -> None:
-    shutil.copy(tiny_model_dir / "config.json", tmp_path)
-    whole = (tiny_model_dir / "model.safetensors").read_bytes()
-    (tmp_path / "model.safetensors").write_bytes(whole[:1000])
-    with pytest.raises(UserError, match=r"cannot load the model .*: .*header"):
-        load_base(ref(tmp_path))
-
-
-def test_incomplete_checkpoint(tiny_model_dir: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "deeper"
-    shutil.copytree(tiny_model_dir, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
-    with pytest.raises(UserError, match=r"not whole: \d+ tensors are missing"):
-        load_base(ref(folder))
-
-
-def test_accelerators() -> None:
-    assert device_for("cpu") == torch.device("cpu")
-    if torch.cuda.is_available():
-        assert device_for("nvidia-l4").type == "cuda"
-    else:
-        with pytest.raises(UserError, match="nvidia-l4, but has no CUDA device"):
-            device_for("nvidia-l4")

@@ -8,11 +8,7 @@ from typing import Any
 
 from functions.context import CallContext
 from rlhfless.errors import TransientError
-from rlhfless.messages import (
-    Frame,
-    RewardDone,
-    RolloutDone,
-)
+from rlhfless.messages import Frame, RewardDone, RolloutDone
 from rlhfless.objects import ObjectStore
 from tests.support.shell import (
     REWARD,

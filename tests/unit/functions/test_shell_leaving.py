@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from functions.context import CallContext
-from rlhfless.messages import (
-    Drain,
-    Frame,
-    Progress,
-    RolloutDone,
-)
+from rlhfless.messages import Drain, Frame, Progress, RolloutDone
 from tests.support.shell import (
     REWARD,
     ROLLOUT,
