@@ -365,7 +365,10 @@ def test_abandoned_between_passes_keeps_what_was_done(twin: Twin, monkeypatch: A
 
 
 @pytest.mark.parametrize("then_begin", [False, True])
-def test_a_pass_that_fails_spoils_nothing(twin: Twin, monkeypatch: Any, then_begin: bool) -> None:
+def test_a_pass_that_fails_spoils_nothing(
+    tmp_path: Path, tiny_model_dir: Path, monkeypatch: Any, then_begin: bool
+) -> None:
+    twin = Twin(tmp_path, tiny_model_dir, GRPO, ONE)
     twin.begin([0])
     real, calls = torch.Tensor.backward, itertools.count()
 
