@@ -30,11 +30,12 @@ from rlhfless.spec_file import dump_spec
 @dataclass(frozen=True)
 class Step:
     """A step that was made: ``metrics`` (``docs/metrics.md``), its plan as the journal has it, its
-    responses (sample -> tokens), and ``[start_s, end_s)``, loop seconds."""
+    responses and their prompts' lengths by sample, and ``[start_s, end_s)``, loop seconds."""
 
     metrics: dict[str, float]
     plan: dict[str, Any]
     responses: dict[str, tuple[int, ...]]
+    prompt_tokens: dict[str, int]
     start_s: float
     end_s: float
 
@@ -75,27 +76,32 @@ class Made:
 def make(spec: JobSpec, folder: str, apps: Mapping[FunctionName, str] | None = None) -> Made:
     """Run a job to its end; ``folder`` gets its store, journal and logs."""
     os.makedirs(folder)
-    return asyncio.run(_make(spec, folder, LocalOptions(apps=apps or {})))
+    made = asyncio.run(_make(spec, folder, LocalOptions(apps=apps or {})))
+    with open(os.path.join(folder, "plans.jsonl"), "w", encoding="utf-8") as plans:
+        plans.writelines(json.dumps(step.plan) + "\n" for step in made.steps)
+    return made
 
 
 async def _make(spec: JobSpec, folder: str, options: LocalOptions) -> Made:
     loop = asyncio.get_running_loop()
     ledger = Ledger()
     steps: list[Step] = []
-    kept: dict[int, dict[str, tuple[int, ...]]] = {}
+    kept: dict[int, StepSamples] = {}
     begins_s = loop.time()
 
     def keep(done: StepSamples) -> None:
-        kept[done.step] = {sample.id: tuple(sample.tokens) for sample in done.samples}
+        kept[done.step] = done
 
     def observe(event: Event) -> None:
         nonlocal begins_s
         if event.kind == "step":
             record, now_s = event.data["record"], loop.time()
-            responses = kept.pop(record.step)
+            done = kept.pop(record.step)
+            responses = {sample.id: tuple(sample.tokens) for sample in done.samples}
+            prompts = {name: len(done.prompts[name].tokens) for name in responses}
             # A step begins where the one before it ended: the time between them is its own.
             begins_s = max(begins_s, now_s - record.metrics["time/step_s"])
-            steps.append(Step(record.metrics, record.plan, responses, begins_s, now_s))
+            steps.append(Step(record.metrics, record.plan, responses, prompts, begins_s, now_s))
             begins_s = now_s
 
     def file(name: str) -> str:
@@ -125,6 +131,4 @@ async def _make(spec: JobSpec, folder: str, options: LocalOptions) -> Made:
             keep_samples=keep,
         )
         await Orchestrator(job, file("weights")).run()
-    with open(file("plans.jsonl"), "w", encoding="utf-8") as plans:
-        plans.writelines(json.dumps(step.plan) + "\n" for step in steps)
     return Made(steps, ledger)

@@ -55,6 +55,7 @@ class PacedEngine:
             self._clock.work(self._pace.pull_s)
             self._pulled = PullStats(time.perf_counter() - began, num_bytes(manifest))
         self._ref, self._model.version = ref, ref.version
+        self._kv.use(_identity(ref), KV_LAYOUT)
         return self._pulled
 
     def run(self, request: RolloutRequest, context: CallContext) -> Iterator[RolloutFrame]:
@@ -136,7 +137,7 @@ class PacedEngine:
         assert ref is not None, "ensure was not called"
         return Prefixes(
             self._kv,
-            KvIdentity(path=ref.path, job=ref.job, version=ref.version, dtype=ref.dtype),
+            _identity(ref),
             KV_LAYOUT,
             PacedObjects(context.store.url, self._pace),
             load=use.load,
@@ -148,3 +149,7 @@ class PacedEngine:
         line = json.dumps(asdict(self._clock.take_lateness())) + "\n"
         with open(os.path.join(self._ref.path, LATENESS_FILE), "a", encoding="utf-8") as file:
             file.write(line)
+
+
+def _identity(ref: ModelRef) -> KvIdentity:
+    return KvIdentity(path=ref.path, job=ref.job, version=ref.version, dtype=ref.dtype)

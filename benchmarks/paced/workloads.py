@@ -106,7 +106,7 @@ def _write_tokenizer(folder: Path, context: int) -> None:
 
     vocabulary = {"<eos>": EOS, "<unk>": FIRST_WORD - 1}
     vocabulary |= {_word(token): token for token in range(FIRST_WORD, VOCABULARY)}
-    backend = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="<unk>"))  # noqa: S106
+    backend = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<eos>", unk_token="<unk>"
