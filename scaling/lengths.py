@@ -20,6 +20,8 @@ from scaling.forecasts import Forecast, quantile_blocks
 
 ALPHA = 0.5
 """Weight of the newest step: a policy under training changes its lengths within a few epochs."""
+OVERALL_ALPHA = 0.25
+"""The same for the mean of all prompts: each step sees only some of them, so its mean is noisy."""
 KEEP_RATIOS = 512
 KEEP_PROMPTS = 32768
 """Prompts with a past; those not seen for longest are forgotten first."""
@@ -89,22 +91,24 @@ def update(
     if not observed:
         return state
     sizes = prompt_tokens or {}
+    total = sum(map(sum, observed.values())) / sum(map(len, observed.values()))
     means = dict(state.means)
     ratios, cold_ratios = list(state.ratios), list(state.cold_ratios)
     for prompt, lengths in observed.items():
-        predicted = max(1.0, predict(state, prompt, max_tokens, sizes.get(prompt, 0)))
+        # Before the first step nothing was predicted: its own mean stands in for that.
+        predicted = predict(state, prompt, max_tokens, sizes.get(prompt, 0))
+        predicted = max(1.0, total if state.overall is None else predicted)
         known = means.pop(prompt, None)
         (cold_ratios if known is None else ratios).extend(n / predicted for n in lengths)
         mean = sum(lengths) / len(lengths)
         means[prompt] = mean if known is None else ALPHA * mean + (1 - ALPHA) * known
     for prompt in list(means)[: max(0, len(means) - KEEP_PROMPTS)]:
         del means[prompt]
-    total = sum(map(sum, observed.values())) / sum(map(len, observed.values()))
     scatter = _scatter(state, observed)
     errors = _errors(state, observed, max_tokens, sizes)
     return LengthState(
         means=means,
-        overall=_ewma(state.overall, total),
+        overall=_ewma(state.overall, total, OVERALL_ALPHA),
         ratios=ratios[-KEEP_RATIOS:],
         cold_ratios=cold_ratios[-KEEP_RATIOS:],
         buckets=_buckets(state, observed, sizes, total),
@@ -114,8 +118,8 @@ def update(
     )
 
 
-def _ewma(old: float | None, new: float) -> float:
-    return new if old is None else ALPHA * new + (1 - ALPHA) * old
+def _ewma(old: float | None, new: float, alpha: float = ALPHA) -> float:
+    return new if old is None else alpha * new + (1 - alpha) * old
 
 
 def _bucket_factor(state: LengthState, prompt_tokens: int) -> float:

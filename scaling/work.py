@@ -40,12 +40,14 @@ class Prefixes:
     ``dedup``: once for all samples of a prompt on an actor, else once for each sample. ``load_s``:
     group -> seconds to load its keys and values where another actor has computed them; groups that
     are missing are computed wherever they are needed. ``stored``: groups that nobody needs to
-    compute, because the store has them.
+    compute, because the store has them. ``segments``: group -> its prompt as (segment, tokens);
+    what prompts on an actor have in common has the same segment and is computed once.
     """
 
     dedup: bool = True
     load_s: Mapping[int, float] = field(default_factory=dict)
     stored: frozenset[int] = frozenset()
+    segments: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
 
 def decode_finish(items: Sequence[Item], cost: CostModel, capacity: Capacity) -> Finish:
@@ -78,7 +80,11 @@ def prefill_seconds(
     if not prefixes.dedup:
         return cost.prefill_s(again + sum(item.prompt_tokens for item in items))
     computed, loading = again, 0.0
+    there: set[int] = set()
     for group, tokens in {item.group: item.prompt_tokens for item in items}.items():
+        segments = prefixes.segments.get(group, ())
+        tokens -= sum(size for segment, size in segments if segment in there)
+        there.update(segment for segment, _ in segments)
         elsewhere = group in prefixes.stored or not (first is True or (first and group in first))
         load_s = prefixes.load_s.get(group)
         if elsewhere and load_s is not None and load_s < cost.prefill_s(tokens, calls=0):
