@@ -21,8 +21,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,16 @@ QUICK = {"quickstart": (16, 32, 128, 256, 512, 1024), "smollm2": (16, 32, 256)}
 
 @dataclass
 class Measured:
-    """Seconds of one caller, medians over the rounds; ``done`` of each kind of call."""
+    """Seconds of one caller, best of the rounds: on a busy machine calls of a few milliseconds
+    differ by their neighbours most of all. With them the books of each call's best round."""
 
     tokens: int
     recompute_s: float = 0.0
     load_s: float = 0.0
     prefill_s: float = 0.0
-    recomputed: list[Any] = field(default_factory=list)
-    loaded: list[Any] = field(default_factory=list)
-    prefilled: list[Any] = field(default_factory=list)
+    recomputed: Any = None
+    loaded: Any = None
+    prefilled: Any = None
 
     @property
     def in_all_s(self) -> float:
@@ -113,44 +114,42 @@ class Callers:
 
 def measure(callers: Callers, prompts: list[list[int]], rounds: int) -> Measured:
     """Recompute, prefill and load in turn, for one caller of the four: they are alike."""
-    found = Measured(len(prompts[0]))
-    times: tuple[list[float], list[float], list[float]] = ([], [], [])
-    for number in range(rounds + 1):
+    recomputed, prefilled, loaded = [], [], []
+    for _ in range(rounds):
         callers.clear_store()
-        seconds = [
-            common.timed(lambda: found.recomputed.append(callers.rollout(prompts, load=False))),
-            common.timed(lambda: found.prefilled.append(callers.prefill(prompts[:1]))),
-        ]
+        recomputed.append(_timed(lambda: callers.rollout(prompts, load=False)))
+        prefilled.append(_timed(lambda: callers.prefill(prompts[:1])))
         callers.prefill(prompts[1:])
-        seconds.append(
-            common.timed(lambda: found.loaded.append(callers.rollout(prompts, load=True)))
-        )
-        assert found.loaded[-1].prefill_loaded == len(prompts) * (found.tokens - 1)
-        if number or rounds == 1:  # the first round warms up
-            for kind, value in zip(times, seconds, strict=True):
-                kind.append(value)
-    found.recompute_s, found.prefill_s, found.load_s = map(statistics.median, times)
+        loaded.append(_timed(lambda: callers.rollout(prompts, load=True)))
+        assert loaded[-1][1].prefill_loaded == len(prompts) * (len(prompts[0]) - 1)
+    found = Measured(len(prompts[0]))
+    found.recompute_s, found.recomputed = min(recomputed, key=lambda pair: pair[0])
+    found.prefill_s, found.prefilled = min(prefilled, key=lambda pair: pair[0])
+    found.load_s, found.loaded = min(loaded, key=lambda pair: pair[0])
     return found
+
+
+def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.perf_counter()
+    result = work()
+    return time.perf_counter() - began, result
 
 
 def fit_costs(cases: Sequence[Measured], token_bytes: int) -> Any:
     """The planner's costs, from the calls' own books by least squares."""
     from prefix_cache.segments import PrefixCosts
 
-    token_s, call_s = _line(
-        [(d.prefill_computed, d.prefill_s) for case in cases for d in case.recomputed[-3:]]
-    )
+    computed = [case.recomputed for case in cases]
+    token_s, call_s = _line([(done.prefill_computed, done.prefill_s) for done in computed])
+    loaded = [case.loaded for case in cases]
     byte_s, load_s = _line(
-        [
-            (d.kv_loaded_bytes / d.kv_loads, d.kv_load_s / d.kv_loads)
-            for case in cases
-            for d in case.loaded[-3:]
-        ]
+        [(d.kv_loaded_bytes / d.kv_loads, d.kv_load_s / d.kv_loads) for d in loaded]
     )
-    publish_byte_s, publish_s = _line(
-        [(d.published_bytes, d.publish_s) for case in cases for d in case.prefilled[-3:]]
+    stored = [case.prefilled for case in cases]
+    publish_byte_s, publish_s = _line([(d.published_bytes, d.publish_s) for d in stored])
+    request_s = statistics.median(
+        case.prefill_s - case.prefilled.prefill_s - case.prefilled.publish_s for case in cases
     )
-    request_s = statistics.median(case.prefill_s - _books_s(case.prefilled[-1]) for case in cases)
     return PrefixCosts(
         prefill_token_s=token_s,
         prefill_call_s=call_s,
@@ -161,10 +160,6 @@ def fit_costs(cases: Sequence[Measured], token_bytes: int) -> Any:
         publish_call_s=publish_s,
         request_s=max(0.0, request_s),
     )
-
-
-def _books_s(done: Any) -> float:
-    return float(done.prefill_s + done.publish_s)
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -210,7 +205,7 @@ def run_model(name: str, folder: Path, vocabulary: int, quick: bool) -> list[Res
 
     rng = np.random.default_rng(1)
     lengths = (QUICK if quick else LENGTHS)[name]
-    rounds = 9 if name == "quickstart" else 1
+    rounds = 20 if name == "quickstart" else 2
     results: list[Result] = []
     cases: list[Measured] = []
     with tempfile.TemporaryDirectory() as store:
@@ -227,7 +222,7 @@ def run_model(name: str, folder: Path, vocabulary: int, quick: bool) -> list[Res
                     Result.time(f"{title}, {kind}", 1e3 * seconds, 1e3 * case.recompute_s, "ms")
                 )
                 print(results[-1], flush=True)
-    costs = fit_costs(cases, cases[0].recomputed[-1].kv_token_bytes)
+    costs = fit_costs(cases, cases[0].recomputed.kv_token_bytes)
     print(f"{name}: {costs}", flush=True)
     rule, found = planned_from(costs, 4096), crossover(cases)
     case_name = f"{name}: loaded from a length of, cost rule against measured"
