@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from controller.job import Job
 from controller.planning import StepPlan
@@ -44,9 +45,10 @@ class Overlap:
         self._missing = Counter(self._groups)
         self._scored: dict[int, ScoredSample] = {}  # by place in the step's batch
         self._ready: list[int] = []  # places, whole groups
-        self._sent: list[int] = []
+        self._sent: set[int] = set()
         self._worth = max(1, len(plan.samples) // CALLS_PER_STEP)
         self._patience_s: float | None = None
+        self._keep_s = job.spec.training.idle_timeout_s / 2
         self._changed = asyncio.Condition()
 
     async def add(self, scored: Sequence[ScoredSample]) -> None:
@@ -59,7 +61,7 @@ class Overlap:
                 group = self._groups[place]
                 self._missing[group] -= 1
                 if not self._missing[group]:
-                    self._ready += [p for p, g in enumerate(self._groups) if g == group]
+                    self._ready += self._places_of(group)
             self._changed.notify_all()
 
     async def run(self) -> None:
@@ -74,25 +76,37 @@ class Overlap:
             except RlhflessError:
                 return  # costs time only; if it was no accident, the train call will say so
             self._patience_s = loop.time() - start_s
-            self._sent += places
+            self._sent.update(places)
             if not done.num_samples:
                 return  # the version was made before this controller began
             if done.num_samples < len(self._sent):  # an instance was lost with its share
-                self._ready, self._sent = self._sent + self._ready, []
+                self._ready += self._sent
+                self._sent.clear()
 
     async def _take(self) -> list[int]:
-        """Samples worth a call; empty when all are scored."""
+        """Samples for the next call; empty when all are scored.
+
+        Those of a group that was sent before where nothing else is ready for so long that the
+        instance, and what it holds, would soon time out.
+        """
         async with self._changed:
-            try:
-                async with asyncio.timeout(self._patience_s):
-                    await self._changed.wait_for(lambda: self._has(self._worth))
-            except TimeoutError:
-                await self._changed.wait_for(lambda: self._has(1))
+            for worth, wait_s in ((self._worth, self._patience_s), (1, self._keep_s)):
+                try:
+                    async with asyncio.timeout(wait_s):
+                        await self._changed.wait_for(partial(self._has, worth))
+                    break
+                except TimeoutError:
+                    continue
+            if self._all_scored():
+                return []
             places, self._ready = self._ready, []
-            return [] if self._all_scored() else sorted(places)
+            return sorted(places) or self._places_of(self._groups[min(self._sent)])
 
     def _has(self, worth: int) -> bool:
         return self._all_scored() or len(self._ready) >= worth
+
+    def _places_of(self, group: int) -> list[int]:
+        return [place for place, g in enumerate(self._groups) if g == group]
 
     def _all_scored(self) -> bool:
         return len(self._scored) == len(self._groups)

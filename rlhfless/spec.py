@@ -354,6 +354,11 @@ class JobSpec(Section):
                 "training.overlap needs scheduling.stream_scoring: "
                 "without it nothing is scored before the rollout ends"
             )
+        if self.training.idle_timeout_s == 0:
+            raise ValueError(
+                "training.overlap needs training.idle_timeout_s above 0: an instance that stops "
+                "after each call loses what it has computed"
+            )
         dropout = self.training.trainable == "lora" and self.training.lora.dropout > 0
         whole = self.algorithm.name == "reinforce_pp" or (dropout and self.algorithm.name != "ppo")
         kl = self.algorithm.kl

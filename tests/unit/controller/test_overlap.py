@@ -162,6 +162,24 @@ def test_less_waits_for_more_only_as_long_as_a_call_takes() -> None:
     assert overlapped(script, dispatcher).groups() == [[0, 1], [2], [3]]
 
 
+def test_an_instance_that_holds_something_is_kept_through_a_long_tail() -> None:
+    """It would be stopped after a minute without a call."""
+    times = []
+
+    async def script(overlap: Overlap) -> None:
+        await overlap.add(whole(0, 1, 2))
+        for _ in range(200):
+            await asyncio.sleep(1)
+            times.append(len(dispatcher.requests))
+        await overlap.add(whole(*range(3, GROUPS)))
+
+    dispatcher = Dispatcher()
+    groups = overlapped(script, dispatcher).groups()
+    assert groups[0] == [0, 1, 2]
+    assert len(groups) > 4 and all(g == [0] for g in groups[1:])  # one it has: nothing to compute
+    assert all(times[i] < times[i + 40] for i in range(160))
+
+
 def test_the_part_is_what_the_batch_of_the_step_will_say_of_it() -> None:
     async def script(overlap: Overlap) -> None:
         await overlap.add([scored(g, k, reference=True) for k in (2, 0, 3, 1) for g in (5, 4)])

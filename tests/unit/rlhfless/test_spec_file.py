@@ -156,3 +156,33 @@ def test_the_reference_runs_only_with_a_penalty() -> None:
     assert "reference" not in JobSpec.model_validate(MINIMAL).functions()
     with_penalty = {**MINIMAL, "algorithm": {"kl": {"coefficient": 0.1}}}
     assert "reference" in JobSpec.model_validate(with_penalty).functions()
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"scheduling": {"strategy": "static"}}, "needs scheduling.stream_scoring"),
+        ({"training": {"idle_timeout_s": 0}}, "idle_timeout_s above 0"),
+        ({"algorithm": {"name": "reinforce_pp"}}, "advantages over the whole batch"),
+        ({"training": {"trainable": "lora", "lora": {"dropout": 0.1}}}, "random dropout"),
+    ],
+)
+def test_an_overlap_that_could_do_nothing_is_refused(
+    sections: dict[str, Any], message: str
+) -> None:
+    changes = {**sections, "training": {"overlap": True, **sections.get("training", {})}}
+    assert message in str(problem(**changes))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"algorithm": {"name": "ppo"}},
+        {"algorithm": {"name": "reinforce_pp"}, "training": {"minibatches": 2}},
+        {"algorithm": {"name": "reinforce_pp", "kl": {"coefficient": 0.1, "placement": "reward"}}},
+    ],
+)
+def test_an_overlap_that_can_do_something_is_taken(sections: dict[str, Any]) -> None:
+    changes = {**sections, "training": {"overlap": True, **sections.get("training", {})}}
+    assert parse_spec({**MINIMAL, **changes}).training.overlap
