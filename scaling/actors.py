@@ -112,11 +112,11 @@ def candidates(
     """The assignments of ``strategy`` to so many actors. Within an actor the longest come first, so
     that where samples queue none of them is left for last (``random`` keeps its order)."""
     cost = situation.cost
-    longest_s, token_s = cost.decode_s(1, 0, 0), cost.decode_s(0, 1, 0)
+    longest_s, token_s, context_s = cost.coefficients["decode"]
 
     def work(item: Item) -> float:
-        context = (item.prompt_tokens + item.generated + item.remaining / 2) * item.remaining
-        return cost.decode_s(0, item.remaining, context)
+        context = item.prompt_tokens + item.generated + item.remaining / 2
+        return (token_s + context_s * context) * item.remaining
 
     match strategy:
         case "random":
