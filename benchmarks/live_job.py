@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +31,8 @@ from rlhfless.spec_file import dump_spec
 @dataclass(frozen=True)
 class Step:
     """A step that was made: ``metrics`` (``docs/metrics.md``), its plan as the journal has it, its
-    responses and their prompts' lengths by sample, and ``[start_s, end_s)``, loop seconds."""
+    responses and prompts' lengths by sample, ``[start_s, end_s)`` in loop seconds, and the CPU
+    seconds of the controller's process."""
 
     metrics: dict[str, float]
     plan: dict[str, Any]
@@ -38,6 +40,7 @@ class Step:
     prompt_tokens: dict[str, int]
     start_s: float
     end_s: float
+    controller_cpu_s: float
 
 
 @dataclass(frozen=True)
@@ -87,22 +90,24 @@ async def _make(spec: JobSpec, folder: str, options: LocalOptions) -> Made:
     ledger = Ledger()
     steps: list[Step] = []
     kept: dict[int, StepSamples] = {}
-    begins_s = loop.time()
+    begins_s, begins_cpu_s = loop.time(), time.process_time()
 
     def keep(done: StepSamples) -> None:
         kept[done.step] = done
 
     def observe(event: Event) -> None:
-        nonlocal begins_s
+        nonlocal begins_s, begins_cpu_s
         if event.kind == "step":
-            record, now_s = event.data["record"], loop.time()
+            record, now_s, cpu_s = event.data["record"], loop.time(), time.process_time()
             done = kept.pop(record.step)
             responses = {sample.id: tuple(sample.tokens) for sample in done.samples}
             prompts = {name: len(done.prompts[name].tokens) for name in responses}
             # A step begins where the one before it ended: the time between them is its own.
             begins_s = max(begins_s, now_s - record.metrics["time/step_s"])
-            steps.append(Step(record.metrics, record.plan, responses, prompts, begins_s, now_s))
-            begins_s = now_s
+            plan = {"step": record.step + 1, **record.plan}
+            used_s = cpu_s - begins_cpu_s
+            steps.append(Step(record.metrics, plan, responses, prompts, begins_s, now_s, used_s))
+            begins_s, begins_cpu_s = now_s, cpu_s
 
     def file(name: str) -> str:
         return os.path.join(folder, name)

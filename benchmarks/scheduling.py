@@ -14,6 +14,7 @@ ours is ``rlhfless``, the peer ``static``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
@@ -144,6 +145,7 @@ class Measured:
             "cost_model_error": self.median("cost_model/error"),
             "length_rank_correlation": self.median("lengths/rank_correlation"),
             "overhead_s": self.median("time/overhead_s"),
+            "controller_cpu_s": statistics.median(step.controller_cpu_s for step in self.steps),
         }
 
 
@@ -247,7 +249,7 @@ def run_case(
     strategies = [STATIC, *OURS, *(ALONE if case.alone else ())]
     strategies = [s for s in strategies if not only or any(word in s.name for word in only)]
     runs: dict[str, tuple[Made, Measured]] = {}
-    folders = [folder / str(number) for number in range(len(strategies))]
+    folders = [folder / chosen.name.replace(" ", "-") for chosen in strategies]
     for chosen, place in zip(strategies, folders, strict=True):
         runs[chosen.name] = run_paced(case, chosen, place)
         print(line(runs[chosen.name][1]), flush=True)
@@ -351,18 +353,20 @@ def run_live(folder: Path, quick: bool) -> tuple[list[Result], dict[str, Any]]:
 def main(options: argparse.Namespace) -> None:
     results: list[Result] = []
     facts: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="bench-scheduling-") as name:
+    with contextlib.ExitStack() as stack:
+        temporary = tempfile.TemporaryDirectory(prefix="bench-scheduling-")
+        name = options.keep or stack.enter_context(temporary)
         for number, case in enumerate(cases(options.quick)):
             if options.cases and not any(word in case.recipe.name for word in options.cases):
                 continue
             folder = Path(name) / str(number)
-            folder.mkdir()
+            folder.mkdir(parents=True)
             png = None if number else options.png
             found, facts[case.recipe.name] = run_case(case, folder, png, options.only)
             results += found
         if not options.quick and (not options.cases or "quickstart" in options.cases):
             folder = Path(name) / "live"
-            folder.mkdir()
+            folder.mkdir(parents=True)
             found, facts["quickstart"] = run_live(folder, options.quick)
             results += found
     common.report(results, options.json, pace=vars(PACE), cases=facts)
@@ -372,5 +376,6 @@ if __name__ == "__main__":
     parser = common.arguments("Scheduling: what each technique saves.", threads=False)
     parser.add_argument("--png", metavar="FILE", help="draw instances over time, first case")
     parser.add_argument("--cases", nargs="*", help="only cases whose name has one of these words")
+    parser.add_argument("--keep", metavar="FOLDER", help="keep what the jobs write, plans and all")
     parser.add_argument("--only", nargs="*", help="only strategies whose name has one of these")
     main(parser.parse_args())
