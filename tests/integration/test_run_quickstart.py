@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.metrics_page import assert_as_documented, names
 from tests.support.runs import ROOT, Ended, Result, Workplace
 
 pytestmark = pytest.mark.slow
@@ -31,17 +32,6 @@ def quickstart(
         yield ended, place.result("runs/quickstart")
 
 
-def table(name: str) -> list[str]:
-    """Every name in the first column of a table of ``docs/metrics.md`` (``/min`` completed)."""
-    text = (ROOT / "docs" / "metrics.md").read_text()
-    section = text.split(f"## `{name}", 1)[1].split("\n## ", 1)[0]
-    names = []
-    for line in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE):
-        for word in re.findall(r"`([^`]+)`", line):
-            names.append(names[-1].rpartition("/")[0] + word if word.startswith("/") else word)
-    return names
-
-
 def test_it_learns_and_says_so(quickstart: tuple[Ended, Result]) -> None:
     ended, result = quickstart
     summary = result.summary
@@ -56,25 +46,26 @@ def test_it_learns_and_says_so(quickstart: tuple[Ended, Result]) -> None:
 
 def test_the_metrics_have_the_documented_names(quickstart: tuple[Ended, Result]) -> None:
     _, result = quickstart
-    documented = set(table("metrics.jsonl")) - {"reward/<name>"}
-    elsewhere = {n for n in documented if n.startswith(("value/", "reference/", "restore/"))}
     assert [m["step"] for m in result.metrics] == list(range(1, STEPS + 1))
+    assert_as_documented(result.metrics, ["exact_match"], kl=False, ppo=False)
     for metrics in result.metrics:
-        assert documented - elsewhere == metrics.keys() - {"reward/exact_match"}
         assert metrics["reward/exact_match"] == metrics["reward/mean"]
         assert all(isinstance(value, int | float) for value in metrics.values())
         assert metrics["functions/busy_s"] + metrics["functions/cold_s"] <= (
             metrics["functions/held_s"] + 1e-6
         )
         assert 0 <= metrics["functions/idle_fraction"] <= 1
-        assert metrics["prefill/tokens_saved"] == 7 * metrics["prefill/tokens_computed"]
+        if not metrics["rollout/samples_moved"]:  # a group may be split over both actors
+            computed, saved = metrics["prefill/tokens_computed"], metrics["prefill/tokens_saved"]
+            assert (computed + saved) % 8 == 0
+            assert 3 <= saved / computed <= 7
         assert metrics["mismatch/max_abs_logprob_diff"] < 1e-3
 
 
 def test_the_summary_has_the_documented_names(quickstart: tuple[Ended, Result]) -> None:
     _, result = quickstart
     summary = result.summary
-    assert set(table("summary.json")) - {"error"} <= summary.keys()
+    assert set(names("summary.json")) - {"error"} <= summary.keys()
     assert (summary["status"], summary["steps"]) == ("succeeded", STEPS)
     assert summary["cost_usd"] is None
     assert tuple(sorted(summary["function_seconds"])) == FUNCTIONS
@@ -88,7 +79,7 @@ def test_the_samples_are_all_there(quickstart: tuple[Ended, Result]) -> None:
     for step, metrics in enumerate(result.metrics, 1):
         samples = result.samples(step)
         assert len(samples) == 32 * 8
-        assert set(table("samples/step-000001.jsonl")) <= next(iter(samples.values())).keys()
+        assert set(names("samples/step-000001.jsonl")) <= next(iter(samples.values())).keys()
         rewards = [s["reward"] for s in samples.values()]
         assert sum(rewards) / len(rewards) == pytest.approx(metrics["reward/mean"])
         assert max(s["num_tokens"] for s in samples.values()) == metrics["response_length/max"]
