@@ -78,7 +78,7 @@ class KvStore:
         memory_bytes: int = 512 << 20,
         *,
         publish_bytes: int = 4 << 30,
-        timeout_s: float = 2.0,
+        timeout_s: float = 5.0,
         retry_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
