@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.runs import Result, Running, Workplace, assert_same, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # many runs a test
 
 
 @dataclass(frozen=True)

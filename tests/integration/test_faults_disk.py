@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.runs import Result, Workplace, assert_same
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # many runs a test
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from tests.support.processes import wait_until_gone
 from tests.support.runs import Result, Workplace, assert_same
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # many runs a test
 
 # Where a call is held up while a function is killed: phase -> (calls, point).
 PHASES = {

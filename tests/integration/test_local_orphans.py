@@ -92,10 +92,10 @@ def test_nothing_outlives_the_controller(tmp_path: Path, end: Callable[[Controll
     assert len(controller.others) == 6, controller.marked()
     assert os.path.exists(controller.home)
     end(controller)
-    code = controller.process.wait(timeout=20)
-    wait_until_gone(controller.others, within_s=2 if code == -signal.SIGKILL else 0.5)
+    controller.process.wait(timeout=60)
+    wait_until_gone(controller.others)
     assert controller.marked() == {}
-    give_up = time.monotonic() + 2
+    give_up = time.monotonic() + 10
     while os.path.exists(controller.home) and time.monotonic() < give_up:
         time.sleep(0.01)
     assert not os.path.exists(controller.home)

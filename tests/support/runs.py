@@ -35,7 +35,7 @@ PROMPTS_PER_STEP = 4
 GROUP_SIZE = 2
 WAIT_S = 150.0
 """For what comes to be at all: the machine may be busy with other things."""
-GONE_WITHIN_S = 3.0
+GONE_WITHIN_S = 15.0
 
 REWARD = """
 def letters(prompts, completions, goal, **columns):
