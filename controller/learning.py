@@ -32,6 +32,8 @@ class PolicyState(msgspec.Struct, frozen=True):
     """What the policies have learned up to a step."""
 
     engine: EngineLimits = EngineLimits()
+    moved_share: float = 0.0
+    """Samples that changed their actor, for each prompt of a step; an average that forgets."""
 
     lengths: LengthState = LengthState()
     costs: CostState = CostState()
@@ -68,7 +70,7 @@ def rollout_observations(stats: RolloutStats) -> list[Observation]:
             ),
             cost_model.prefill(done.prefill_computed, done.prefill_s),
             cost_model.weights_pull(done.weights_bytes, done.weights_pull_s),
-            cost_model.kv_load(done.kv_loaded_bytes, done.kv_load_s),
+            cost_model.kv_load(done.kv_loaded_bytes, done.kv_load_s, done.kv_loads),
             cost_model.kv_publish(done.kv_published_bytes, done.kv_publish_s),
         ]
     for prefilled in stats.prefills:
@@ -102,6 +104,7 @@ def learn_rollout(
         lengths=lengths.update(state.lengths, observed, limit, sizes),
         costs=cost_model.observe(state.costs, rollout_observations(stats), starts),
         engine=_limits(stats, state.engine),
+        moved_share=(state.moved_share + stats.moved / max(1, len(observed))) / 2,
     )
     return learned, metrics
 

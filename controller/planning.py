@@ -17,6 +17,7 @@ from controller.learning import PolicyState
 from controller.rollout_stats import RolloutStats
 from prefix_cache.plan import PrefixPlan, plan_prefixes
 from prefix_cache.segments import PrefixCosts
+from prefix_cache.tree import build_tree
 from rlhfless.seeds import derive
 from rlhfless.spec import JobSpec
 from scaling import actors, cost_model, lengths
@@ -123,7 +124,9 @@ def plan_rollout(
         strategies=_strategies(scheduling.assignment),
         early_release=scheduling.early_release,
         capacity=_capacity(spec, state),
-        prefixes=Prefixes(dedup=scheduling.dedup_prefill, load_s=load_s),
+        prefixes=Prefixes(
+            dedup=scheduling.dedup_prefill, load_s=load_s, segments=_segments(spec, prompts)
+        ),
         seed=derive(spec.seed, "assignment", samples[0].id),
     )
     reference = None
@@ -184,6 +187,21 @@ def _loads(
     return loads
 
 
+def _segments(spec: JobSpec, prompts: Sequence[Prompt]) -> dict[int, tuple[tuple[int, int], ...]]:
+    """Group -> its prompt as (node of the prefix tree, tokens)."""
+    if not _shares_prefixes(spec):
+        return {}
+    tree = build_tree([prompt.tokens for prompt in prompts], spec.scheduling.block_tokens)
+    return {
+        group: tuple((n, tree.nodes[n].end - tree.nodes[n].start) for n in tree.path(group))
+        for group in range(len(prompts))
+    }
+
+
+def _shares_prefixes(spec: JobSpec) -> bool:
+    return spec.scheduling.prefix_cache and spec.scheduling.dedup_prefill
+
+
 def _prefixes(
     spec: JobSpec,
     samples: Sequence[Sample],
@@ -194,13 +212,16 @@ def _prefixes(
 ) -> PrefixPlan | None:
     """What is stored for others to load; None where nothing can be, or nothing is known yet."""
     scheduling = spec.scheduling
-    usable = scheduling.prefix_cache and scheduling.dedup_prefill
-    if not usable or not state.engine.kv_token_bytes or "prefill" not in cost.measured:
+    if (
+        not _shares_prefixes(spec)
+        or not state.engine.kv_token_bytes
+        or "prefill" not in cost.measured
+    ):
         return None
     group_of = {sample.id: sample.group for sample in samples}
     prefill_call_s, prefill_token_s = cost.coefficients["prefill"]
     load_call_s, load_byte_s = cost.coefficients["kv_load"]
-    _, publish_byte_s = cost.coefficients["kv_publish"]
+    publish_call_s, publish_byte_s = cost.coefficients["kv_publish"]
     return plan_prefixes(
         [prompt.tokens for prompt in prompts],
         [{group_of[sample] for sample in ids} for ids in decision.chosen.assignment],
@@ -209,11 +230,13 @@ def _prefixes(
             prefill_call_s=prefill_call_s,
             load_call_s=load_call_s,
             load_byte_s=load_byte_s,
+            publish_call_s=publish_call_s,
             publish_byte_s=publish_byte_s,
             bytes_per_token=state.engine.kv_token_bytes,
         ),
         block_tokens=scheduling.block_tokens,
         max_bytes=scheduling.kv_store_mb << 20,
+        moved=state.moved_share if scheduling.migrate else 0.0,
     )
 
 

@@ -110,8 +110,9 @@ def weights_pull(num_bytes: int, seconds: float) -> Observation:
     return Observation("weights_pull", (1, num_bytes), seconds)
 
 
-def kv_load(num_bytes: int, seconds: float) -> Observation:
-    return Observation("kv_load", (1, num_bytes), seconds)
+def kv_load(num_bytes: int, seconds: float, loads: int = 1) -> Observation:
+    """``loads``: segments that were loaded, each at a price of its own."""
+    return Observation("kv_load", (loads, num_bytes), seconds)
 
 
 def kv_publish(num_bytes: int, seconds: float) -> Observation:

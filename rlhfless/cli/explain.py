@@ -63,8 +63,9 @@ def _print_alternatives(console: Console, plan: dict[str, Any]) -> None:
     for name in ("", "actors", "assignment", "seconds", "function-s", "score"):
         table.add_column(name, justify="left" if name in ("", "assignment") else "right")
     shown = sorted(alternatives, key=lambda a: float(a["score"]))[:NEAREST]
+    best = shown[0]
     for a in sorted(shown, key=lambda a: (a["actors"], a["score"])):
-        chosen = (a["actors"], a["strategy"]) == (plan["actors"], plan["strategy"])
+        chosen = a is best
         table.add_row(
             "->" if chosen else "",
             str(a["actors"]),
