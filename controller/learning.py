@@ -34,6 +34,8 @@ class PolicyState(msgspec.Struct, frozen=True):
     engine: EngineLimits = EngineLimits()
     moved_share: float = 0.0
     """Samples that changed their actor, for each prompt of a step; an average that forgets."""
+    training_share: float = 1.0
+    """Of a batch's tokens, what overlap left to the newest train call."""
 
     lengths: LengthState = LengthState()
     costs: CostState = CostState()
@@ -104,6 +106,7 @@ def learn_rollout(
         lengths=lengths.update(state.lengths, observed, limit, sizes),
         costs=cost_model.observe(state.costs, rollout_observations(stats), starts),
         engine=_limits(stats, state.engine),
+        training_share=state.training_share,
         moved_share=(state.moved_share + stats.moved / max(1, len(observed))) / 2,
     )
     return learned, metrics
@@ -111,16 +114,27 @@ def learn_rollout(
 
 def learn_training(state: PolicyState, tokens: int, trained: TrainDone) -> PolicyState:
     """``tokens``: prompts and responses trained on."""
-    call = cost_model.training(tokens, trained.train_s)
-    return msgspec.structs.replace(state, costs=cost_model.observe(state.costs, [call]))
+    return msgspec.structs.replace(
+        state,
+        costs=cost_model.observe(state.costs, [_training(tokens, trained)]),
+        training_share=_share(trained),
+    )
 
 
 def cost_errors(
     plan: RolloutPlan, stats: RolloutStats, tokens: int, trained: TrainDone
 ) -> dict[str, float]:
     """Metrics of how good the times were that the plan's cost model predicts for what ran."""
-    calls = [*rollout_observations(stats), cost_model.training(tokens, trained.train_s)]
-    return cost_model.errors(plan.cost, calls)
+    return cost_model.errors(plan.cost, [*rollout_observations(stats), _training(tokens, trained)])
+
+
+def _training(tokens: int, trained: TrainDone) -> Observation:
+    return cost_model.training(round(_share(trained) * tokens), trained.train_s)
+
+
+def _share(trained: TrainDone) -> float:
+    """What overlap left to the train call."""
+    return 1.0 - trained.metrics.get("training/overlapped_share", 0.0)
 
 
 def cold_starts(ledger: Ledger, since_s: float) -> list[tuple[str, float]]:

@@ -6,6 +6,7 @@ over plans the very samples its predecessor did.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -74,7 +75,8 @@ class RolloutPlan:
     """How samples are generated. ``decision`` None: there is nothing to generate. ``forecasts``: by
     prompt key. ``reference``: seconds and function-seconds of the static plan, which the objective
     measures in; None before anything was measured. ``prefixes`` None: no keys and values are shared
-    between instances. ``load_s``: group -> seconds to load its prompt, where that pays."""
+    between instances. ``load_s``: group -> seconds to load its prompt, where that pays.
+    ``training_share``: of the batch's tokens, what overlap leaves to the train call."""
 
     decision: ActorDecision | None
     forecasts: Mapping[str, Forecast]
@@ -82,6 +84,11 @@ class RolloutPlan:
     reference: tuple[float, float] | None = None
     prefixes: PrefixPlan | None = None
     load_s: Mapping[int, float] = field(default_factory=dict)
+    training_share: float = 1.0
+
+    def training_s(self, batch_tokens: int) -> float:
+        """Predicted seconds of the train call."""
+        return self.cost.training_s(self.training_share * batch_tokens)
 
     @property
     def assignment(self) -> Sequence[Sequence[str]]:
@@ -123,6 +130,7 @@ def plan_rollout(
         cold_start_s=cost.cold_start_s("rollout"),
         strategies=_strategies(scheduling.assignment),
         early_release=scheduling.early_release,
+        slowest=spec.objective.max_slowdown or math.inf,
         capacity=_capacity(spec, state),
         prefixes=Prefixes(
             dedup=scheduling.dedup_prefill, load_s=load_s, segments=_segments(spec, prompts)
@@ -134,7 +142,8 @@ def plan_rollout(
         reference = actors.static_reference(items, situation)
     decision = actors.choose(items, replace(situation, reference=reference))
     prefixes = _prefixes(spec, samples, prompts, decision, cost, state)
-    return RolloutPlan(decision, forecasts, cost, reference, prefixes, load_s)
+    share = state.training_share if spec.training.overlap else 1.0
+    return RolloutPlan(decision, forecasts, cost, reference, prefixes, load_s, share)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 
 from controller.actor import Actor
@@ -34,6 +35,7 @@ class Rebalancer:
         self._forecasts = forecasts
         self._load_s = load_s
         self._moved_s: dict[str, float] = {}
+        self._began_s = asyncio.get_running_loop().time()
 
     async def __call__(self, rollout: Rollout) -> None:
         if "decode" not in self._plan.cost.measured:
@@ -47,6 +49,7 @@ class Rebalancer:
             reference=self._plan.reference,
             early_release=spec.scheduling.early_release,
             load_s=self._load_s,
+            latest_s=self._latest_s(),
         )
         moves = plan_moves(loads, self._plan.cost, rules).moves
         actors = {actor.name: actor for actor in rollout.running}
@@ -57,6 +60,14 @@ class Rebalancer:
         for (source, target), ids in together.items():
             self._moved_s |= dict.fromkeys(ids, now_s)
             await rollout.move(actors[source], actors[target], ids)
+
+    def _latest_s(self) -> float:
+        """Seconds from now by which all must be done."""
+        slowdown, reference = self._job.spec.objective.max_slowdown, self._plan.reference
+        if slowdown is None or reference is None:
+            return math.inf
+        elapsed_s = asyncio.get_running_loop().time() - self._began_s
+        return max(0.0, slowdown * reference[0] - elapsed_s)
 
     def remaining_s(self, rollout: Rollout) -> float:
         """Predicted seconds until the last sample that runs is done."""
@@ -72,6 +83,7 @@ class Rebalancer:
         collector, call = rollout.collector, actor.call
         now_s = asyncio.get_running_loop().time()
         streaming = call is not None and call.began_s is not None
+        num_left = len(collector.all_remaining())
         samples = []
         for name in actor.left:
             if name in rollout.moving:
@@ -79,14 +91,16 @@ class Rebalancer:
             sample = collector.samples[name]
             generated = collector.num_tokens(name)
             moved_s = self._moved_s.get(name)
+            forecast = forecasts[sample.group]
             samples.append(
                 Running(
                     id=name,
                     group=sample.group,
                     prompt_tokens=len(sample.prompt),
                     generated=generated,
-                    remaining=forecasts[sample.group].remaining(generated),
+                    remaining=forecast.remaining(generated),
                     moved_ago_s=None if moved_s is None else now_s - moved_s,
+                    late=forecast.late(generated, num_left),
                 )
             )
         return ActorLoad(
@@ -94,9 +108,15 @@ class Rebalancer:
             samples=tuple(samples),
             rows=self._job.spec.rollout.max_batch,
             slowdown=self._slowdown(actor),
-            ready_s=0.0 if streaming else self._plan.cost.cold_start_s("rollout"),
+            ready_s=0.0 if streaming else self._ready_s(rollout, now_s),
             accept=streaming and call is not None and call.steerable,
         )
+
+    def _ready_s(self, rollout: Rollout, now_s: float) -> float:
+        """Seconds until an actor streams that does not yet: nearly none on a warm instance."""
+        if self._job.dispatcher.warm("rollout") >= len(rollout.running):
+            return 0.0
+        return max(0.0, self._plan.cost.cold_start_s("rollout") - (now_s - self._began_s))
 
     def _slowdown(self, actor: Actor) -> float:
         """The actor's measured iteration time over the model's."""

@@ -14,6 +14,9 @@ REUSABLE: tuple[FunctionName, ...] = ("rollout", "reward", "reference")
 """Functions whose instances can be replaced by any other. A training instance holds the optimizer's
 state: another would have to restore it first."""
 
+MOST_TIME_WEIGHT = 0.95
+"""Whoever wants time at any price still does not want instances that save none."""
+
 
 class Standby:
     """For one step. ``after``: whether rollouts follow it. ``batch_tokens``: how many tokens its
@@ -27,13 +30,13 @@ class Standby:
 
     async def rollout_thins(self, running: int, remaining_s: float, batch_tokens: int) -> None:
         """An actor has nothing left, ``running`` others have, for ``remaining_s`` yet."""
-        gap_s = remaining_s + self._plan.cost.training_s(batch_tokens)
+        gap_s = remaining_s + self._plan.training_s(batch_tokens)
         await self._maybe("rollout", running, gap_s)
 
     async def between_steps(self, rollouts: int, batch_tokens: int) -> None:
         """Nothing is generated or scored until training is done: let go what would only wait, and
         have it back (``rollouts`` rollout instances) in time. Cancel it when training is done."""
-        gap_s = self._plan.cost.training_s(batch_tokens)
+        gap_s = self._plan.training_s(batch_tokens)
         starts: list[tuple[float, FunctionName]] = []
         for function in REUSABLE:
             if function not in self._job.spec.functions():
@@ -59,7 +62,8 @@ class Standby:
         if idle <= 0:
             return None
         gap = Gap(gap_s if self._after else None, self._plan.cost.cold_start_s(function))
-        decision = decide(gap, spec.objective.time_weight, *reference)
+        weight = min(spec.objective.time_weight, MOST_TIME_WEIGHT)
+        decision = decide(gap, weight, *reference)
         if decision.release:
             await self._job.dispatcher.platform.scale(function, keep)
             self.released += idle

@@ -294,6 +294,8 @@ class ObjectiveSpec(Section):
 
     time_weight: Fraction = 0.5
     """λ: 1 = step time only, 0 = function-seconds only."""
+    max_slowdown: float | None = Field(default=1.0, gt=0)
+    """A plan may take so many times what static scheduling is predicted to take; null: no bound."""
 
 
 class BudgetSpec(Section):
