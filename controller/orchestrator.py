@@ -19,7 +19,7 @@ from controller.garbage import collect_step
 from controller.job import Event, Job
 from controller.learning import PolicyState, decode_state
 from controller.ledger import Usage
-from controller.planning import Ahead
+from controller.lookahead import Ahead
 from controller.requests import export_request
 from controller.step import run_step
 from rlhfless.errors import UserError

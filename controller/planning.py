@@ -146,20 +146,6 @@ def plan_rollout(
     return RolloutPlan(decision, forecasts, cost, reference, prefixes, load_s, share)
 
 
-@dataclass(frozen=True)
-class Ahead:
-    """A step planned while the one before it is trained."""
-
-    step: StepPlan
-    rollout: RolloutPlan
-
-
-def plan_ahead(job: Job, step: int, position: Position, state: PolicyState, warm: int) -> Ahead:
-    """``warm``: rollout instances that will need no cold start."""
-    plan = plan_step(job, step, position)
-    return Ahead(plan, plan_rollout(job.spec, plan.samples, plan.prompts, state, warm))
-
-
 def forecast_lengths(
     spec: JobSpec, prompts: Sequence[Prompt], state: PolicyState
 ) -> dict[str, Forecast]:

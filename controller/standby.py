@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 
 from controller.job import Job
+from controller.lookahead import Outlook
 from controller.planning import RolloutPlan
 from rlhfless.messages import FunctionName
-from scaling.release import Gap, ReleaseDecision, decide
+from scaling.release import Gap, decide, prewarm_at
 
 REUSABLE: tuple[FunctionName, ...] = ("rollout", "reward", "reference")
 """Functions whose instances can be replaced by any other. A training instance holds the optimizer's
@@ -33,38 +34,38 @@ class Standby:
         gap_s = remaining_s + self._plan.training_s(batch_tokens)
         await self._maybe("rollout", running, gap_s)
 
-    async def between_steps(self, rollouts: int, batch_tokens: int) -> None:
+    async def between_steps(
+        self, looked: asyncio.Task[Outlook], actors: int, batch_tokens: int
+    ) -> None:
         """Nothing is generated or scored until training is done: let go what would only wait, and
-        have it back (``rollouts`` rollout instances) in time. Cancel it when training is done."""
+        have in time what the next step wants (``actors`` rollout instances if there is none, for
+        the evaluation). Cancel it when training is done."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         gap_s = self._plan.training_s(batch_tokens)
-        starts: list[tuple[float, FunctionName]] = []
-        for function in REUSABLE:
-            if function not in self._job.spec.functions():
-                continue
-            decision = await self._maybe(function, 0, gap_s)
-            if decision is not None and decision.release and decision.prewarm_s is not None:
-                starts.append((decision.prewarm_s, function))
-        waited_s = 0.0
-        for at_s, function in sorted(starts):
-            await asyncio.sleep(at_s - waited_s)
-            waited_s = at_s
-            count = rollouts if function == "rollout" else 1
-            await self._job.dispatcher.platform.scale(function, count)
+        functions = [f for f in REUSABLE if f in self._job.spec.functions()]
+        for function in functions:
+            await self._maybe(function, 0, gap_s)
+        rollouts = (await asyncio.shield(looked)).actors(actors)  # a cancel must not reach it
+        needed = {**dict.fromkeys(functions, 1), "rollout": rollouts}
+        if not self._after or self._plan.reference is None:
+            return
+        starts = {f: prewarm_at(gap_s, self._plan.cost.cold_start_s(f)) for f in functions}
+        for function in sorted(functions, key=lambda f: starts[f]):
+            await asyncio.sleep(began_s + starts[function] - loop.time())
+            if self._job.dispatcher.warm(function) < needed[function]:
+                await self._job.dispatcher.platform.scale(function, needed[function])
 
-    async def _maybe(
-        self, function: FunctionName, keep: int, gap_s: float
-    ) -> ReleaseDecision | None:
+    async def _maybe(self, function: FunctionName, keep: int, gap_s: float) -> None:
         """Let instances above ``keep`` go if that pays over ``gap_s`` idle seconds."""
         spec, reference = self._job.spec, self._plan.reference
         if not spec.scheduling.early_release or reference is None:
-            return None
+            return
         idle = self._job.dispatcher.warm(function) - keep
         if idle <= 0:
-            return None
+            return
         gap = Gap(gap_s if self._after else None, self._plan.cost.cold_start_s(function))
         weight = min(spec.objective.time_weight, MOST_TIME_WEIGHT)
-        decision = decide(gap, weight, *reference)
-        if decision.release:
+        if decide(gap, weight, *reference).release:
             await self._job.dispatcher.platform.scale(function, keep)
             self.released += idle
-        return decision

@@ -19,8 +19,8 @@ from controller.generate import generate
 from controller.job import Event, Job, StepSamples
 from controller.job_store import StepRecord
 from controller.learning import PolicyState
+from controller.lookahead import Ahead, look_ahead
 from controller.overlap import Overlap
-from controller.planning import Ahead
 from controller.requests import RolloutTask, train_request
 from controller.scoring import Scoring
 from controller.standby import Standby
@@ -76,7 +76,8 @@ async def run_step(
     # the beginning of the update.
     overlap = Overlap(job, plan, version, total_steps)
     scoring = Scoring(job, step, plan.prompt_of, journal=journal, on_scored=overlap.add)
-    standby = Standby(job, rollout_plan, after=step + 1 < total_steps)
+    last = step + 1 == total_steps
+    standby = Standby(job, rollout_plan, after=not last or job.spec.evaluation is not None)
 
     async def on_finished(samples: list[FinishedSample]) -> None:
         await job.journal.add_samples(step, samples)
@@ -105,20 +106,25 @@ async def run_step(
     prompt_of = plan.prompt_of
     samples = StepSamples(step, finished, scoring.scores, prompt_of)
     batch_tokens = sum(len(prompt_of[s.id].tokens) + len(s.tokens) for s in finished)
-
-    def look_ahead() -> tuple[PolicyState, dict[str, float], Ahead | None]:
-        learned, judged = learning.learn_rollout(
-            job, rollout_plan, prompt_of, finished, stats, state, start_s
-        )
-        if step + 1 == total_steps:
-            return learned, judged, None
-        following = planning.plan_ahead(job, step + 1, plan.position, learned, actors)
-        return learned, judged, following
-
     async with asyncio.TaskGroup() as group:
         group.create_task(asyncio.to_thread(job.keep_samples, samples), name="keep-samples")
-        looked = group.create_task(asyncio.to_thread(look_ahead), name="look-ahead")
-        between = group.create_task(standby.between_steps(actors, batch_tokens), name="standby")
+        looked = group.create_task(
+            asyncio.to_thread(
+                look_ahead,
+                job,
+                plan,
+                rollout_plan,
+                finished,
+                stats,
+                state,
+                start_s=start_s,
+                last=last,
+            ),
+            name="look-ahead",
+        )
+        between = group.create_task(
+            standby.between_steps(looked, actors, batch_tokens), name="standby"
+        )
         trained = await job.dispatcher.call(
             train_request(job, step, version, batch, position_after, total_steps), TrainDone
         )
@@ -143,9 +149,9 @@ async def run_step(
         times=times,
         usage=job.ledger.total(end_s, since_s=start_s),
     )
-    learned, judged, following = looked.result()
-    judged |= learning.cost_errors(rollout_plan, stats, batch_tokens, trained)
-    learned = learning.learn_training(learned, batch_tokens, trained)
+    outlook = looked.result()
+    judged = outlook.judged | learning.cost_errors(rollout_plan, stats, batch_tokens, trained)
+    learned = learning.learn_training(outlook.learned, batch_tokens, trained)
     record = StepRecord(
         step=step,
         version=trained.version,
@@ -155,4 +161,4 @@ async def run_step(
     )
     books = job.books.notes(loop.time())
     await job.journal.commit(record, learning.encode_state(learned), **books)
-    return StepResult(end_s, record, plan.position, learned, following)
+    return StepResult(end_s, record, plan.position, learned, outlook.following)

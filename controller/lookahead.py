@@ -1,0 +1,61 @@
+"""While a step is trained: what was learned from its rollout, and the plan of the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from controller import learning, planning
+from controller.collector import FinishedSample
+from controller.job import Job
+from controller.learning import PolicyState
+from controller.planning import RolloutPlan, StepPlan
+from controller.rollout_stats import RolloutStats
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A step planned before it begins."""
+
+    step: StepPlan
+    rollout: RolloutPlan
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """``judged``: metrics of how good the predictions were. ``following`` None: there is no next
+    step."""
+
+    learned: PolicyState
+    judged: dict[str, float]
+    following: Ahead | None
+
+    def actors(self, otherwise: int) -> int:
+        """Rollout instances the next step wants."""
+        return otherwise if self.following is None else len(self.following.rollout.assignment)
+
+
+def look_ahead(
+    job: Job,
+    plan: StepPlan,
+    rollout: RolloutPlan,
+    finished: Sequence[FinishedSample],
+    stats: RolloutStats,
+    state: PolicyState,
+    *,
+    start_s: float,
+    last: bool,
+) -> Outlook:
+    """Pure but for the ledger, so a thread may do it. ``start_s``: loop seconds of the step's
+    beginning."""
+    learned, judged = learning.learn_rollout(
+        job, rollout, plan.prompt_of, finished, stats, state, start_s
+    )
+    if last:
+        return Outlook(learned, judged, None)
+    following = planning.plan_step(job, plan.step + 1, plan.position)
+    warm = len(rollout.assignment)
+    following_rollout = planning.plan_rollout(
+        job.spec, following.samples, following.prompts, learned, warm
+    )
+    return Outlook(learned, judged, Ahead(following, following_rollout))
