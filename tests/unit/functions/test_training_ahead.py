@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from functions.context import CallContext
+from functions.training.forward import Forward
 from functions.training.trainer import Trainer
 from functions.weights.tensors import pull
 from rlhfless.batches import Batch, encode_batch
@@ -222,10 +223,12 @@ def twin(tmp_path: Path, tiny_model_dir: Path) -> Twin:
     return Twin(tmp_path, tiny_model_dir, GRPO, TWO)
 
 
-def test_repeats_compute_nothing_twice(twin: Twin) -> None:
+def test_repeats_compute_nothing_twice(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
     assert twin.begin([0, 1, 2, 3]) == 16
     before = [g.clone() for g in gradients(twin.trainer)]
-    assert twin.begin([0, 1, 2, 3]) == twin.begin([2]) == 16
+    with monkeypatch.context() as patch:
+        patch.delattr(Forward, "logprobs")
+        assert twin.begin([0, 1, 2, 3]) == twin.begin([2]) == 16
     for one, other in zip(before, gradients(twin.trainer), strict=True):
         assert torch.equal(one, other)
     twin.train()
@@ -249,8 +252,10 @@ def other_reward(batch: Batch) -> Batch:
 
 
 def other_token(batch: Batch) -> Batch:
+    """In one response of every group."""
     tokens = batch.response_tokens.copy()
-    tokens[-1] = tokens[-1] % 60 + 4 if tokens[-1] % 60 + 4 != tokens[-1] else 5
+    ends = np.cumsum(batch.response_lengths)[::4] - 1
+    tokens[ends] = (tokens[ends] + 1) % 64
     return replace(batch, response_tokens=tokens)
 
 
@@ -277,11 +282,21 @@ def test_other_samples_than_were_begun(twin: Twin, other: Callable[[Batch], Batc
     ids=lambda terms: next(iter(terms)),
 )
 def test_other_terms_than_the_train_call_has(twin: Twin, terms: dict[str, Any]) -> None:
+    for parent in range(2):
+        batch = twin.batch(parent)
+        train = twin.ahead.request(parent, batch=batch)
+        request = twin.ahead.gradients_request(train, batch, [0, 1])
+        twin.ahead.gradients(twin.trainer, msgspec.structs.replace(request, **terms))
+        _, found = twin.train()
+        assert found.metrics[SHARE] == 0
+
+
+def test_adapters_that_started_from_another_seed(tmp_path: Path, tiny_model_dir: Path) -> None:
+    twin = Twin(tmp_path, tiny_model_dir, GRPO, LORA)
     batch = twin.batch(0)
     request = twin.ahead.gradients_request(twin.ahead.request(0, batch=batch), batch, [0, 1])
-    twin.ahead.gradients(twin.trainer, msgspec.structs.replace(request, **terms))
-    _, found = twin.train()
-    assert found.metrics[SHARE] == 0
+    twin.ahead.gradients(twin.trainer, msgspec.structs.replace(request, seed=99))
+    twin.train()
 
 
 def test_other_groups_than_the_batch_has(twin: Twin) -> None:
