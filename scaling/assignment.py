@@ -123,7 +123,9 @@ def length_sorted(
     number = _number(items, num_actors)
     low = (longest_s + token_s) * lengths[0]
     high = low + token_s * sums[-1]
-    while high - low > 1e-4 * high:
+    for _ in range(40):
+        if high - low <= 1e-4 * high:
+            break
         middle = (low + high) / 2
         if _cuts(lengths, sums, middle, longest_s, token_s, number) is None:
             low = middle

@@ -73,6 +73,18 @@ class Forecast:
         expected = (self._above[first] - alive * generated + again) / (alive + 1)
         return max(1.0, min(expected, float(self.max_tokens - generated)))
 
+    def late(self, generated: int, number: int) -> float:
+        """Further tokens of a response that has ``generated``, should it turn out the longest of
+        ``number`` that run: the number / (number + 1) quantile of what remains, and no less than
+        ``remaining``. Worked number: uniform over 1 .. 100, nothing generated, 9 run: 91."""
+        first = bisect_right(self.support, generated)
+        alive = len(self.support) - first
+        expected = self.remaining(generated)
+        if not alive:
+            return expected
+        place = min(first + alive * number // (number + 1), len(self.support) - 1)
+        return max(expected, self.support[place] - generated)
+
     def with_siblings(self, finished: Sequence[int], running: Sequence[int] = ()) -> Forecast:
         """What is to be expected once siblings ended after ``finished`` tokens and others have
         generated ``running`` tokens without ending."""

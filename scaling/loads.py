@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 class Running:
     """A sample that runs or waits on an actor.
 
-    ``remaining``: expected further tokens (``Forecast.remaining``), at least 1. ``moved_ago_s``:
-    seconds since it was last moved; None: never.
+    ``remaining``: expected further tokens (``Forecast.remaining``), at least 1. ``late``: further
+    tokens should it be the last of all (``Forecast.late``); it decides when everything ends, of
+    which expectations tell too little. ``moved_ago_s``: seconds since it was last moved; None:
+    never.
     """
 
     id: str
@@ -20,6 +22,7 @@ class Running:
     generated: int
     remaining: float
     moved_ago_s: float | None = None
+    late: float = 0.0
 
     @property
     def held_tokens(self) -> float:

@@ -3,7 +3,9 @@
 Cut-and-migrate (RLHFless, arXiv 2602.22718) and sample reallocation (RLHFSpec, arXiv 2512.04752)
 by one objective: ``λ · T/T₀ + (1 − λ) · H/H₀``, where T is the predicted time until the last actor
 is done and H the function-seconds held from now on: the sum of the actors' remaining seconds where
-an actor is released when done, else their number times T.
+an actor is released when done, else their number times T. Which sample will be the last nobody
+knows: T is the worst of what the actors' ends would be if it were one of theirs (``Running.late``),
+so that no actor is crowded on the ground that others are expected to take longer.
 
 A change takes samples from one actor, longest first (or last in its queue first), each to the actor
 with room where the score becomes lowest; the best prefix of that sequence is made if the score
@@ -52,7 +54,8 @@ class _Actor:
         self._context = sum(map(_context, load.samples))
         self._kv = sum(s.held_tokens for s in load.samples)
         self._longest = max((s.remaining for s in load.samples), default=0.0)
-        self.seconds = self._seconds()
+        self._latest = max(map(_late, load.samples), default=0.0)
+        self._measure()
 
     def has_room(self, sample: Running) -> bool:
         rows, kv_tokens = self.load.rows, self.load.kv_tokens
@@ -85,11 +88,15 @@ class _Actor:
         if sign > 0:
             self.samples[sample.id] = sample
             self._longest = max(self._longest, sample.remaining)
+            self._latest = max(self._latest, _late(sample))
         else:
             del self.samples[sample.id]
+            left = self.samples.values()
             if sample.remaining >= self._longest:
-                self._longest = max((s.remaining for s in self.samples.values()), default=0.0)
-        self.seconds = self._seconds()
+                self._longest = max((s.remaining for s in left), default=0.0)
+            if _late(sample) >= self._latest:
+                self._latest = max(map(_late, left), default=0.0)
+        self._measure()
 
     def _prefill(self, sample: Running) -> float:
         """Seconds to bring the context of a sample here."""
@@ -100,16 +107,20 @@ class _Actor:
             return load_s + cost.prefill_s(sample.generated)
         return cost.prefill_s(sample.prompt_tokens + sample.generated)
 
-    def _seconds(self) -> float:
+    def _measure(self) -> None:
+        """Expected ``seconds`` until it is done, and ``end_s`` should it have the last sample."""
         if not self.samples:
             # Whoever gave everything away is held until it is told.
-            return self._rules.steer_s if self._had_work else 0.0
+            self.seconds = self.end_s = self._rules.steer_s if self._had_work else 0.0
+            return
         iterations = self._longest
         if self.load.rows and len(self.samples) > self.load.rows:
             iterations = max(iterations, self._tokens / self.load.rows)
         decode_s = self._cost.decode_s(iterations, self._tokens, self._context)
         arrivals = self._rules.steer_s + sum(self._incoming.values()) if self._incoming else 0.0
-        return self.load.ready_s + arrivals + self.load.slowdown * decode_s
+        self.seconds = self.load.ready_s + arrivals + self.load.slowdown * decode_s
+        more = self._cost.decode_s(max(0.0, self._latest - iterations), 0, 0)
+        self.end_s = self.seconds + self.load.slowdown * more
 
 
 class _Planner:
@@ -129,7 +140,7 @@ class _Planner:
             for source in sorted(self._actors, key=lambda actor: actor.seconds):
                 num_vacating += self._change(source, _longest_first(source))
         while self._rules.rebalance and self._actors:
-            source = max(self._actors, key=lambda actor: actor.seconds)
+            source = max(self._actors, key=lambda actor: actor.end_s)
             moved = self._change(source, _longest_first(source)) or self._change(
                 source, reversed(list(source.samples.values()))
             )
@@ -197,9 +208,10 @@ class _Planner:
         return best
 
     def _totals(self) -> tuple[float, float]:
-        seconds = [actor.seconds for actor in self._actors]
-        longest = max(seconds, default=0.0)
-        return longest, sum(seconds) if self._rules.early_release else len(seconds) * longest
+        end_s = max((actor.end_s for actor in self._actors), default=0.0)
+        if self._rules.early_release:
+            return end_s, sum(actor.seconds for actor in self._actors)
+        return end_s, len(self._actors) * end_s
 
     def _outlook(self) -> Outlook:
         seconds, held = self._totals()
@@ -211,6 +223,10 @@ class _Planner:
 
 def _longest_first(actor: _Actor) -> list[Running]:
     return sorted(actor.samples.values(), key=lambda sample: -sample.remaining)
+
+
+def _late(sample: Running) -> float:
+    return max(sample.late, sample.remaining)
 
 
 def _context(sample: Running) -> float:

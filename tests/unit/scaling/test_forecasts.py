@@ -41,6 +41,20 @@ def test_who_outlived_everything_seen_lasts_as_long_again() -> None:
     assert f.remaining(900) == pytest.approx(100)
 
 
+def test_the_last_of_many_is_late() -> None:
+    assert UNIFORM.late(0, 9) == pytest.approx(91)
+    assert UNIFORM.late(80, 1) == pytest.approx(11)
+    assert UNIFORM.late(100, 9) == UNIFORM.remaining(100) == 1
+
+
+@given(forecasts, st.integers(0, 999), st.integers(1, 500))
+def test_late_is_at_least_what_is_expected_and_within_the_limit(
+    f: Forecast, done: int, number: int
+) -> None:
+    assert f.remaining(done) <= f.late(done, number) <= max(1, f.max_tokens - done)
+    assert f.late(done, number) <= f.late(done, number + 1)
+
+
 def test_worked_example_of_siblings() -> None:
     f = Forecast((100.0,), max_tokens=1000, between=0.25, scatter=0.25)
     told = f.with_siblings([200] * 4)

@@ -193,6 +193,19 @@ def test_a_plan_made_is_not_undone() -> None:
     assert plan_moves([load for load in then if load.samples], COST, RULES).moves == ()
 
 
+def test_no_actor_is_crowded_because_others_are_expected_to_take_longer() -> None:
+    # By expectations "busy" has four seconds to spare; but any of its samples may be the last.
+    loads = [crowd("busy", 10, 500.0), actor("long", sample("y", 900.0)), crowd("thin", 4, 300.0)]
+    rules = replace(RULES, vacate=True, rebalance=False, latest_s=9.5)
+    assert plan_moves(loads, COST, rules).vacated == ("thin",)
+    unsure = [
+        replace(load, samples=tuple(replace(s, late=900.0) for s in load.samples)) for load in loads
+    ]
+    plan = plan_moves(unsure, COST, rules)
+    assert plan.before.seconds == pytest.approx(9.0 + 0.5)
+    assert all(move.target != "busy" for move in plan.moves)
+
+
 def test_nothing_to_do() -> None:
     for loads in ([], [crowd("a", 0, 0.0)], [crowd("a", 2, 10.0)]):
         plan = plan_moves(loads, COST, RULES)
