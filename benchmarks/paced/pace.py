@@ -4,7 +4,8 @@ The times are those of Qwen2.5-7B, a rollout instance being one A100-80: an iter
 and 27.5 ms with 8, 32 and 256 rows of 1,024 tokens (kernels, measured by ai-dynamo/aiconfigurator),
 to which a millisecond and a half of sampling and scheduling are added; prefill at half of the
 dense peak (14 GFLOP a token); keys and values of 57,344 bytes a token. Bytes that really move are
-a sixteenth of these and so is the bandwidth, so that the seconds are the real ones.
+1/256 of these, and so is the bandwidth: the seconds are those of a GPU's network, and two cores can
+carry what sixteen instances move.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from dataclasses import dataclass, field
 from prefix_cache.entry import Layout
 from rlhfless.objects import ObjectStore
 
-KV_LAYOUT = Layout(layers=7, heads=1, dim=128, dtype="float16")
-"""3,584 bytes a token: a sixteenth of 28 layers of 4 heads."""
+SCALE = 256
+KV_LAYOUT = Layout(layers=1, heads=1, dim=56, dtype="float16")
+"""224 bytes a token: 28 layers of 4 heads of 128, by ``SCALE``."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Pace:
 
     An iteration takes ``iteration_s + row_s * rows + context_s * tokens attended to``, prefill
     ``prefill_s`` a pass and ``prefill_token_s``; a weights pull ``pull_s`` whatever it reads. Keys
-    and values move at ``bandwidth`` bytes/s (5 GB/s, a sixteenth) after ``latency_s``. The training
+    and values move at ``bandwidth`` bytes/s (5 GB/s by ``SCALE``) after ``latency_s``. The training
     instance stands for a few nodes of eight accelerators; reward and reference for one.
     ``start_s``: from the process to a served call, as with a snapshot of a warm container.
     """
@@ -37,7 +39,7 @@ class Pace:
     prefill_s: float = 5e-3
     prefill_token_s: float = 90e-6
     pull_s: float = 0.3
-    bandwidth: float = 5e9 / 16
+    bandwidth: float = 5e9 / SCALE
     latency_s: float = 2e-3
     train_s: float = 0.5
     train_token_s: float = 10e-6
