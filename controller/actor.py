@@ -29,10 +29,19 @@ OnFinished = Callable[[list[FinishedSample]], Awaitable[None]]
 OnReleased = Callable[[list[str]], None]
 
 
+@dataclass(frozen=True)
+class Report:
+    """A ``Progress`` and when it came (loop seconds), after so many ``new_tokens``."""
+
+    at_s: float
+    progress: Progress
+    new_tokens: int
+
+
 @dataclass
 class RunningCall:
     """A call whose stream is open. ``began_s``: loop seconds of its first frame, None before it;
-    ``progress_s`` of its newest ``Progress``.
+    ``reports``: the first and the newest.
 
     ``steerable`` becomes false with the first steer that is not accepted. ``given_up``: samples
     that left it unfinished, and have not come back.
@@ -43,8 +52,7 @@ class RunningCall:
     began_s: float | None = None
     new_tokens: int = 0
     given_up: set[str] = field(default_factory=set)
-    progress: Progress | None = None
-    progress_s: float = 0.0
+    reports: list[Report] = field(default_factory=list)
     steers: int = 0
     steerable: bool = True
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -176,7 +184,8 @@ class Actor:
                 elif isinstance(frame, Released):
                     self._gave_up(call, [ids[index] for index in frame.samples])
                 elif isinstance(frame, Progress):
-                    call.progress, call.progress_s = frame, loop.time()
+                    report = Report(loop.time(), frame, call.new_tokens)
+                    call.reports = [*call.reports[:1], report]
                 elif isinstance(frame, RolloutDone):
                     self._stats.add(frame)
                     return

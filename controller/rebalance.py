@@ -121,13 +121,17 @@ class Rebalancer:
     def _slowdown(self, actor: Actor) -> float:
         """The actor's measured iteration time over the model's."""
         call = actor.call
-        if call is None or call.began_s is None or call.progress is None:
+        if call is None or len(call.reports) < 2:
             return 1.0
-        iterations = call.progress.iterations
+        first, newest = call.reports
+        iterations = newest.progress.iterations - first.progress.iterations
         if iterations < MIN_ITERATIONS:
             return 1.0
-        expected = self._plan.cost.decode_s(iterations, call.new_tokens, 0)
-        return min(8.0, max(0.5, (call.progress_s - call.began_s) / max(expected, 1e-9)))
+        context = iterations * (first.progress.kv_tokens + newest.progress.kv_tokens) / 2
+        expected_s = self._plan.cost.decode_s(
+            iterations, newest.new_tokens - first.new_tokens, context
+        )
+        return min(8.0, max(0.5, (newest.at_s - first.at_s) / max(expected_s, 1e-9)))
 
     def _sharpened(self, rollout: Rollout) -> dict[int, Forecast]:
         """Forecasts by group, with what the step's own samples say."""
