@@ -4,6 +4,7 @@ the token, and what is found is checked."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ class Segments:
 def _parts(prefixes: Prefixes, prompt: Prompt) -> Iterator[tuple[str, Sequence[int]]]:
     tokens, cuts = prompt
     keys = prefixes.keys(tokens, cuts)
-    for key, start, end in zip(keys, [0, *cuts[:-1]], cuts, strict=True):
+    for key, (start, end) in zip(keys, pairwise((0, *cuts)), strict=True):
         yield key, tokens[start:end]
 
 

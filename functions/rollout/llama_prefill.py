@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -218,6 +219,6 @@ class Prefill:
 
 
 def _segments(prompt: Prompt) -> list[tuple[str, int, int]]:
-    """Key, start and stop of each."""
-    starts = [0, *prompt.cuts[:-1]]
-    return list(zip(prompt.keys, starts, prompt.cuts, strict=True))
+    """Key, start and stop of each; a prompt may have none."""
+    ends = (0, *prompt.cuts)
+    return [(key, *piece) for key, piece in zip(prompt.keys, pairwise(ends), strict=True)]

@@ -156,6 +156,17 @@ def test_a_sample_that_moved_loads_its_prompt(
     assert got.end.prefill_computed == len(prompts) + replayed
 
 
+def test_prompts_with_and_without_cuts_are_admitted_together(
+    tiny_model_dir: Path, store: str
+) -> None:
+    plain = make_request(tiny_model_dir, LONG, make_tasks(3, 2), store=store)
+    cuts = [cuts_of(LONG)[0], [], []]
+    prefill(tiny_model_dir, LONG, store, cuts=cuts)
+    got = generate(with_prefix(plain, cuts=cuts), context=make_context(store))
+    assert_same(got, generate(plain))
+    assert got.end.prefill_loaded == len(LONG[0]) - 1
+
+
 @LAYOUTS
 def test_within_a_call_shared_segments_are_computed_once(
     tiny_model_dir: Path, store: str, prompts: list[list[int]]
