@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -27,19 +27,7 @@ def load_spec(path: str, overrides: Iterable[str] = ()) -> JobSpec:
     ``overrides`` are dotted paths with YAML values: ``training.steps=5``, ``rewards.0.weight=2``.
     Raises ``UserError`` naming the field and, where it can, the nearest right name.
     """
-    try:
-        with open(path, encoding="utf-8") as file:
-            raw = yaml.safe_load(file)
-    except FileNotFoundError as error:
-        raise UserError(f"there is no job file {path}{_nearby(path)}") from error
-    except IsADirectoryError as error:
-        raise UserError(f"{path} is a folder; name a job file in it") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a text file") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {error}") from error
-    if not isinstance(raw, dict):
-        raise UserError(f"{path} must hold a mapping with model, dataset, rewards, ...")
+    raw = read_mapping(path, "job file", "model, dataset, rewards, ...")
     for override in overrides:
         _apply_override(raw, override)
     raw.setdefault("name", _name_from(path))
@@ -51,8 +39,26 @@ def parse_spec(raw: dict[str, Any], base: str | None = None) -> JobSpec:
     try:
         spec = JobSpec.model_validate(raw)
     except ValidationError as error:
-        raise _user_error(error) from None
+        raise user_error(error, JobSpec, "job") from None
     return spec if base is None else _resolve_paths(spec, base)
+
+
+def read_mapping(path: str, kind: str, holding: str) -> dict[str, Any]:
+    """The mapping in a YAML file; errors call it by its ``kind`` and say what it should hold."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            raw = yaml.safe_load(file)
+    except FileNotFoundError as error:
+        raise UserError(f"there is no {kind} {path}{_nearby(path)}") from error
+    except IsADirectoryError as error:
+        raise UserError(f"{path} is a folder; name a {kind} in it") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not a text file") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(raw, dict):
+        raise UserError(f"{path} must hold a mapping with {holding}")
+    return raw
 
 
 def dump_spec(spec: JobSpec) -> str:
@@ -119,17 +125,18 @@ def _list_index(node: list[Any], part: str, override: str) -> int:
     return int(part)
 
 
-def _user_error(error: ValidationError) -> UserError:
-    """All problems of a spec, one a line, each with its path; the nearest name for a wrong one."""
+def user_error(error: ValidationError, model: type[BaseModel], whole: str) -> UserError:
+    """All problems of what should have been a ``model``, one a line, each with its path (``whole``
+    where there is none); the nearest name for a wrong one."""
     lines = []
     params = []
     for problem in error.errors():
         loc = tuple(problem["loc"])
-        path = ".".join(str(part) for part in loc) or "job"
+        path = ".".join(str(part) for part in loc) or whole
         params.append(path)
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            names = _fields_at(loc[:-1])
+            names = _fields_at(model, loc[:-1])
             close = difflib.get_close_matches(str(loc[-1]), names, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(names))}"
             lines.append(f"{path}: unknown field; {hint}")
@@ -142,13 +149,15 @@ def _user_error(error: ValidationError) -> UserError:
     return UserError("\n".join(lines), param=params[0] if params else None)
 
 
-def _fields_at(loc: tuple[str | int, ...]) -> list[str]:
-    """Names of the fields of the section at a path of the spec."""
-    model: type[BaseModel] = JobSpec
+def _fields_at(model: type[BaseModel], loc: tuple[str | int, ...]) -> list[str]:
+    """Names of the fields of the section at a path below ``model``."""
+    in_mapping = False
     for part in loc:
-        if isinstance(part, int):
+        if isinstance(part, int) or in_mapping:
+            in_mapping = False
             continue
         field = model.model_fields.get(part)
+        in_mapping = field is not None and get_origin(field.annotation) is dict
         section = None if field is None else _section_in(field.annotation)
         if section is None:
             return []
