@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from controller.actor import OnFinished
 from controller.collector import Collector
@@ -45,12 +46,19 @@ async def generate(
 
     async def thinned(rollout: Rollout) -> None:
         if standby is not None:
-            tokens = sum(map(collector.num_tokens, collector.samples))
-            remaining_s = rebalancer.remaining_s(rollout)
+            tokens = sum(
+                len(sample.prompt) + collector.num_tokens(name)
+                for name, sample in collector.samples.items()
+            )
+            remaining_s = partial(rebalancer.remaining_s, rollout)
             await standby.rollout_thins(len(rollout.running), remaining_s, tokens)
 
+    async def watch(rollout: Rollout) -> None:
+        if job.spec.scheduling.migrate:
+            await rebalancer(rollout)
+        await thinned(rollout)
+
     rollout = Rollout(job, task, collector, on_finished, thinned)
-    watch = rebalancer if job.spec.scheduling.migrate else None
     stats = await rollout.run(plan.assignment, watch)
     for done in prefills:
         stats.add_prefill(done)

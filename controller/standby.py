@@ -4,6 +4,7 @@ ahead of time (``scaling.release`` decides)."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from controller.job import Job
 from controller.lookahead import Outlook
@@ -27,12 +28,26 @@ class Standby:
         self._job = job
         self._plan = plan
         self._after = after
+        self._back = False
         self.released = 0
 
-    async def rollout_thins(self, running: int, remaining_s: float, batch_tokens: int) -> None:
-        """An actor has nothing left, ``running`` others have, for ``remaining_s`` yet."""
-        gap_s = remaining_s + self._plan.training_s(batch_tokens)
-        await self._maybe("rollout", running, gap_s)
+    async def rollout_thins(
+        self, running: int, remaining_s: Callable[[], float], batch_tokens: int
+    ) -> None:
+        """To be asked now and then while a rollout runs: ``running`` actors have something left,
+        for ``remaining_s`` yet. Instances that would only wait are let go, and started again when
+        it is time for the next rollout, as many as this one had (what the next wants is not known
+        yet); after that none is let go again."""
+        if self._back or not self._weighs:
+            return
+        gap_s = remaining_s() + self._plan.training_s(batch_tokens)
+        due = prewarm_at(gap_s, self._plan.cost.cold_start_s("rollout")) == 0.0
+        if due and self.released and self._after:
+            self._back = True
+            count = len(self._plan.assignment)
+            await self._job.dispatcher.platform.scale("rollout", count)
+        else:
+            await self._maybe("rollout", running, gap_s)
 
     async def between_steps(
         self, looked: asyncio.Task[Outlook], actors: int, batch_tokens: int
@@ -56,16 +71,22 @@ class Standby:
             if self._job.dispatcher.warm(function) < needed[function]:
                 await self._job.dispatcher.platform.scale(function, needed[function])
 
+    @property
+    def _weighs(self) -> bool:
+        """Whether instances may be let go, and enough was measured to say when that pays."""
+        measured = self._plan.reference is not None and "training" in self._plan.cost.measured
+        return self._job.spec.scheduling.early_release and measured
+
     async def _maybe(self, function: FunctionName, keep: int, gap_s: float) -> None:
         """Let instances above ``keep`` go if that pays over ``gap_s`` idle seconds."""
-        spec, reference = self._job.spec, self._plan.reference
-        if not spec.scheduling.early_release or reference is None:
+        reference = self._plan.reference
+        if reference is None or not self._weighs:
             return
         idle = self._job.dispatcher.warm(function) - keep
         if idle <= 0:
             return
         gap = Gap(gap_s if self._after else None, self._plan.cost.cold_start_s(function))
-        weight = min(spec.objective.time_weight, MOST_TIME_WEIGHT)
+        weight = min(self._job.spec.objective.time_weight, MOST_TIME_WEIGHT)
         if decide(gap, weight, *reference).release:
             await self._job.dispatcher.platform.scale(function, keep)
             self.released += idle
