@@ -89,6 +89,10 @@ class Clock:
             time.sleep(left)
         self._note(time.monotonic() - self._free_s)
 
+    def idle(self) -> None:
+        """It had nothing to do until now: what was waited for was no work of its own."""
+        self._free_s = max(self._free_s, time.monotonic())
+
     def _note(self, late_s: float) -> None:
         self.lateness.waits += 1
         self.lateness.late_s += late_s

@@ -35,6 +35,7 @@ class Segments:
         if prefixes is not None and any(cuts for _, cuts in prompts):
             with prefixes.loading():
                 missing = self._look_up(prompts, prefixes)
+            self._clock.idle()
         tokens = further + sum(map(len, missing.values()))
         for prompt, cuts in prompts:
             tokens += len(prompt) - (cuts[-1] if cuts and prefixes is not None else 0)
@@ -43,6 +44,7 @@ class Segments:
             self.tokens += tokens
         if prefixes is not None:
             prefixes.add({key: _segment(part) for key, part in missing.items()})
+            self._clock.idle()
 
     def _look_up(self, prompts: Iterable[Prompt], prefixes: Prefixes) -> dict[str, Sequence[int]]:
         """The segments that are not found, or stand on one that is not."""
