@@ -62,16 +62,16 @@ class Dispatcher:
         function, _ = ROUTES[type(request)]
         loop = asyncio.get_running_loop()
         start_s = loop.time()
-        busy_s = 0.0
+        busy_s = load_s = 0.0
         try:
             async with aclosing(self.platform.invoke(request)) as frames:
                 async for frame in frames:
                     if isinstance(frame, Heartbeat):
-                        busy_s = frame.busy_s
+                        busy_s, load_s = frame.busy_s, frame.load_s
                     else:
                         yield frame
         finally:
-            self.timeline.add(function, start_s, loop.time(), busy_s)
+            self.timeline.add(function, start_s, loop.time(), busy_s, load_s)
 
     async def steer(self, request: SteerRequest) -> bool:
         """Change a running call; False if it cannot be changed (``Platform.steer``)."""

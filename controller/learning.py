@@ -11,6 +11,7 @@ from controller.collector import FinishedSample
 from controller.job import Job, Prompt
 from controller.ledger import Ledger
 from controller.rollout_stats import RolloutStats
+from controller.timeline import Timeline
 from rlhfless.messages import TrainDone
 from scaling import cost_model, length_score, lengths
 from scaling.cost_model import CostState, Observation
@@ -101,7 +102,7 @@ def learn_rollout(
     sizes = {prompt.key: len(prompt.tokens) for prompt in prompt_of.values()}
     limit = job.spec.rollout.max_tokens
     since_s = start_s if state.costs.cold_starts else float("-inf")
-    starts = cold_starts(job.ledger, since_s)
+    starts = cold_starts(job.ledger, job.timeline, since_s)
     learned = PolicyState(
         lengths=lengths.update(state.lengths, observed, limit, sizes),
         costs=cost_model.observe(state.costs, rollout_observations(stats), starts),
@@ -137,13 +138,16 @@ def _share(trained: TrainDone) -> float:
     return 1.0 - trained.metrics.get("training/overlapped_share", 0.0)
 
 
-def cold_starts(ledger: Ledger, since_s: float) -> list[tuple[str, float]]:
-    """(function, seconds) of instances that became ready after ``since_s``."""
-    return [
+def cold_starts(ledger: Ledger, timeline: Timeline, since_s: float) -> list[tuple[str, float]]:
+    """(function, seconds) of instances that became ready after ``since_s``, and (function
+    ``load``, seconds) of first calls that had to load what a warm instance has."""
+    starts: list[tuple[str, float]] = [
         (span.function, span.end_s - span.start_s)
         for span in ledger.spans
         if span.phase == "cold" and span.end_s > since_s
     ]
+    loads = [(f"{f} load", load_s) for end_s, f, load_s in timeline.loads if end_s > since_s]
+    return starts + loads
 
 
 def _limits(stats: RolloutStats, known: EngineLimits) -> EngineLimits:

@@ -24,13 +24,24 @@ class CallSpan:
 
 @dataclass
 class Timeline:
-    """Calls of a job, kept for the current step."""
+    """Calls of a job, kept for the current step. ``loads``: (loop seconds, function, seconds) of
+    calls that had to load what a warm instance has."""
 
     calls: list[CallSpan] = field(default_factory=list)
+    loads: list[tuple[float, FunctionName, float]] = field(default_factory=list)
 
-    def add(self, function: FunctionName, start_s: float, end_s: float, busy_s: float) -> None:
+    def add(
+        self,
+        function: FunctionName,
+        start_s: float,
+        end_s: float,
+        busy_s: float,
+        load_s: float = 0.0,
+    ) -> None:
         busy_s = min(max(busy_s, 0.0), end_s - start_s)
         self.calls.append(CallSpan(function, start_s, end_s, busy_s))
+        if load_s > 0:
+            self.loads.append((end_s, function, load_s))
 
     def covered_s(self, since_s: float, until_s: float) -> float:
         """Seconds of ``[since_s, until_s)`` in which at least one function worked."""

@@ -39,6 +39,8 @@ class CallContext:
 
     store: ObjectStore
     deadline: float
+    load_s: float = field(default=0.0, init=False)
+    """Seconds the handler spent on loading what a warm instance has: the price of a fresh one."""
     inbox: Inbox = field(default_factory=Inbox, init=False)
     _stop: StopReason | None = field(default=None, init=False)
 

@@ -173,6 +173,10 @@ class Execution:
             except TimeoutError:
                 yield encode_frame(Heartbeat(busy_s=self.elapsed_s))
 
+    def last_heartbeat(self) -> Heartbeat:
+        """What is told of the work before its result."""
+        return Heartbeat(busy_s=self.busy_s, load_s=self.context.load_s)
+
     def _take(self, report_busy: bool) -> tuple[bytes, bool]:
         parts: list[bytes] = []
         while self._waiting:
@@ -182,7 +186,7 @@ class Execution:
             self._waiting.popleft()
             self._room.release()
             if terminal and report_busy:
-                parts.append(encode_frame(Heartbeat(busy_s=self.busy_s)))
+                parts.append(encode_frame(self.last_heartbeat()))
             parts.append(data)
             if terminal:
                 return b"".join(parts), True

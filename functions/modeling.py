@@ -107,10 +107,12 @@ def _first_line(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class PullStats:
-    """What bringing a model to a version took; ``bytes`` read from the store."""
+    """What bringing a model to a version took: ``seconds`` for ``bytes`` read from the store, and
+    before that ``load_s`` for the base model, where it was not there."""
 
     seconds: float = 0.0
     bytes: int = 0
+    load_s: float = 0.0
 
 
 class VersionedModel:
@@ -145,10 +147,12 @@ class VersionedModel:
         ``load_base`` and ``pull`` do.
         """
         started = time.perf_counter()
+        load_s = 0.0
         if self._overlay is None or self._base != (ref.path, ref.dtype):
             self.close()
             model = load_base(ref, self.device).requires_grad_(False)
             self._overlay, self._base = Overlay(model), (ref.path, ref.dtype)
+            load_s = time.perf_counter() - started
         elif self._version == ref.version and (ref.version == 0 or self._job == ref.job):
             return PullStats()
         size = 0
@@ -159,7 +163,7 @@ class VersionedModel:
             self._overlay.apply(manifest, tensors)
             size = num_bytes(manifest)
         self._job, self._version = ref.job, ref.version
-        return PullStats(time.perf_counter() - started, size)
+        return PullStats(time.perf_counter() - started - load_s, size, load_s)
 
     def close(self) -> None:
         """Free the model."""

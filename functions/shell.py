@@ -169,8 +169,7 @@ class Shell:
             done, _ = await asyncio.wait({shared.result}, timeout=self.heartbeat_s)
             if not done:
                 yield encode_frame(Heartbeat(busy_s=shared.execution.elapsed_s))
-        busy = Heartbeat(busy_s=shared.execution.busy_s)
-        yield encode_frame(busy) + shared.result.result()
+        yield encode_frame(shared.execution.last_heartbeat()) + shared.result.result()
 
     def _leave(self, key: tuple[str, str], shared: _Shared) -> None:
         shared.callers -= 1

@@ -254,7 +254,8 @@ class SchedulingSpec(Section):
     dedup_prefill: bool = True
     """Prefill a prompt once for its whole group; off: once for every sample."""
     prefix_cache: bool = True
-    """Share keys and values of prompts between instances where loading beats computing."""
+    """Share keys and values of prompts between instances where loading beats computing; needs
+    ``dedup_prefill``."""
     predict_lengths: bool = True
     """Plan with predicted response lengths; off: every response may be as long as any other."""
     scale_actors: bool = True

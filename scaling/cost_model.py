@@ -91,7 +91,9 @@ class CostModel:
         return self.seconds("kv_publish", 1, num_bytes)
 
     def cold_start_s(self, function: str) -> float:
-        return self.cold_starts.get(function, PRIOR_COLD_START_S)
+        """Until a new instance is ready, and what its first call loads before it works."""
+        load_s = self.cold_starts.get(f"{function} load", 0.0)
+        return self.cold_starts.get(function, PRIOR_COLD_START_S) + load_s
 
 
 def decode(iterations: int, tokens: int, context_tokens: int, seconds: float) -> Observation:

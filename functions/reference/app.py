@@ -53,6 +53,7 @@ class Reference:
     def _logprobs(self, request: LogprobsRequest, context: CallContext) -> Iterator[Frame]:
         started = time.monotonic()
         pulled = self._model.ensure(request.model, context.store)
+        context.load_s += pulled.load_s
         model = self._model.model
         config = model.config.get_text_config()
         check_sequences(

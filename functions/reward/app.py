@@ -35,6 +35,7 @@ class RewardScoring:
         self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="reward")
         self._scorers = ScorerCache(config)
         self._closing = threading.Event()
+        self._fresh = True
         self.handlers: Mapping[type[Request], Handler] = {RewardRequest: self.score}
 
     def score(self, request: RewardRequest, context: CallContext) -> Iterator[Frame]:
@@ -49,6 +50,7 @@ class RewardScoring:
             yield RewardDone(scores=[[] for _ in request.functions], totals=[])
             return
         unwanted = threading.Event()
+        began = time.monotonic()
         samples = Samples(request)
         calls = [
             self._pool.submit(self._score_one, index, function, samples, unwanted)
@@ -59,6 +61,8 @@ class RewardScoring:
             scores = [call.result() for call in calls]
         finally:
             unwanted.set()
+        if self._fresh:  # starting the rewards' processes is nearly all of a first call
+            self._fresh, context.load_s = False, time.monotonic() - began
         sums = totals(scores, [f.weight for f in request.functions], count)
         for index, total in enumerate(sums):
             if total is None:

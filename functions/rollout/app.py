@@ -25,11 +25,11 @@ class Rollout:
 
     def rollout(self, request: RolloutRequest, context: CallContext) -> Iterator[Frame]:
         context.inbox.open()
-        self._engine.ensure(request.model, context.store)
+        context.load_s += self._engine.ensure(request.model, context.store).load_s
         yield from self._engine.run(request, context)
 
     def prefill(self, request: PrefillRequest, context: CallContext) -> Iterator[Frame]:
-        self._engine.ensure(request.model, context.store)
+        context.load_s += self._engine.ensure(request.model, context.store).load_s
         yield self._engine.prefill(request, context)
 
     def close(self) -> None:

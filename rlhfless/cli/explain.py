@@ -12,7 +12,7 @@ from rich.table import Table
 from rlhfless.errors import UserError
 
 NEAREST = 12
-"""Alternatives shown: the best ones."""
+"""Alternatives shown: those with the lowest scores, and the chosen one."""
 
 
 def show_plan(folder: str, step: int | None) -> None:
@@ -63,7 +63,9 @@ def _print_alternatives(console: Console, plan: dict[str, Any]) -> None:
     for name in ("", "actors", "assignment", "seconds", "function-s", "score"):
         table.add_column(name, justify="left" if name in ("", "assignment") else "right")
     shown = sorted(alternatives, key=lambda a: float(a["score"]))[:NEAREST]
-    best = shown[0]
+    best = next((a for a in alternatives if a.get("chosen")), shown[0])
+    if best not in shown:  # lower scores may be too slow (objective.max_slowdown)
+        shown[-1] = best
     for a in sorted(shown, key=lambda a: (a["actors"], a["score"])):
         chosen = a is best
         table.add_row(
@@ -76,7 +78,7 @@ def _print_alternatives(console: Console, plan: dict[str, Any]) -> None:
         )
     console.print(table)
     if len(alternatives) > len(shown):
-        console.print(f"  (the best {len(shown)} of {len(alternatives)} alternatives)")
+        console.print(f"  ({len(shown)} of {len(alternatives)} alternatives, by score)")
 
 
 def _print_prefixes(console: Console, prefix: dict[str, Any]) -> None:

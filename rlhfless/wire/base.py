@@ -47,9 +47,11 @@ class ModelRef(Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(Frame, frozen=True, kw_only=True):
-    """The call is alive; ``busy_s`` seconds of work so far."""
+    """The call is alive; ``busy_s`` seconds of work so far. ``load_s`` of them, told at the end of
+    a call, went into loading what a warm instance has already."""
 
     busy_s: float = 0.0
+    load_s: float = 0.0
 
 
 class Drain(Frame, frozen=True, kw_only=True):

@@ -41,7 +41,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 def trained(trainer: Trainer) -> torch.nn.Module:
     assert trainer._cached is not None
-    model = trainer._cached.learner.policy.model
+    model = trainer._cached.state.learner.policy.model
     assert isinstance(model, torch.nn.Module)
     return model
 
