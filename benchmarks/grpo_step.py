@@ -67,7 +67,7 @@ def cases(quick: bool) -> Iterator[Case]:
     """Those whose models are here, the long tails first."""
     found = models.available()
     if "quickstart" in found:
-        steps = 8 if quick else 30
+        steps = 6 if quick else 30
         prompts = QUICKSTART_PROMPTS
         yield Case(
             "quickstart: GRPO step, long tail",
@@ -77,11 +77,11 @@ def cases(quick: bool) -> Iterator[Case]:
             warmup=2,
         )
     if "smollm2" in found:
-        steps = 3 if quick else 6
+        steps = 2 if quick else 6
         prompts = 8 if quick else 16
         yield Case(
             "smollm2: GRPO step, long tail",
-            _smollm2(steps, prompts, group_size=2 if quick else 4, max_tokens=48 if quick else 96),
+            _smollm2(steps, prompts, group_size=2 if quick else 4, max_tokens=32 if quick else 96),
             list(_sums_and_a_story(steps, prompts)),
             steps,
             warmup=1,
