@@ -81,6 +81,11 @@ class Rollout:
         call = source.call
         if call is None:
             return
+        # They may have been chosen when another call had them, and have ended with it.
+        held = set(call.contents.ids)
+        ids = [i for i in ids if i in held]
+        if not ids:
+            return
         moves = {i: _Move(source, call, target) for i in ids}
         self._moves |= moves
         if not await source.release(ids):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.actor import Actor
 from controller.collector import Collector, FinishedSample, Sample
 from controller.requests import RolloutTask
 from controller.rollout import Rollout
@@ -85,3 +86,34 @@ def test_a_platform_that_cannot_steer_loses_nothing(tmp_path: Path) -> None:
     found, rollout = run(generate(w, random.Random(0)))
     assert found == expected
     assert rollout.stats.moved == 0
+
+
+def test_moves_that_come_too_late_are_left_out(tmp_path: Path) -> None:
+    """Samples chosen at one look are asked for at the next: some have ended by then, with the call
+    that had them."""
+    expected, _ = run(generate(world(tmp_path / "a"), None))
+
+    async def late(w: World, chance: random.Random) -> list[FinishedSample]:
+        chosen: list[tuple[Actor, Actor, list[str]]] = []
+
+        async def watch(rollout: Rollout) -> None:
+            for source, target, ids in chosen:
+                await rollout.move(source, target, ids)
+            chosen.clear()
+            if len(rollout.running) > 1:
+                source, target = chance.sample(rollout.running, 2)
+                chosen.append((source, target, source.left[:3]))
+
+        async def on_finished(_: list[FinishedSample]) -> None:
+            pass
+
+        collector = Collector(samples())
+        ids = list(collector.samples)
+        rollout = Rollout(w.job(), RolloutTask(step=0, version=0), collector, on_finished)
+        await rollout.run([ids[n::NUM_ACTORS] for n in range(NUM_ACTORS)], watch, every_s=0.025)
+        return collector.done()
+
+    for seed in range(40):
+        w = world(tmp_path / str(seed), seed=seed, drained=0.05)
+        found = run(late(w, random.Random(seed)))
+        assert {sample.id: sample for sample in found} == expected
