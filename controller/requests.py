@@ -99,7 +99,11 @@ def rollout_request(
         prompts=prompts,
         samples=samples,
         max_batch=rollout.max_batch,
-        prefix=(PrefixUse(cuts=task.cuts_of(prompts), publish=task.publish) if task.cuts else None),
+        prefix=(
+            PrefixUse(cuts=task.cuts_of(prompts), load=task.load, publish=task.publish)
+            if task.cuts
+            else None
+        ),
         progress_s=PROGRESS_S,
     )
 
@@ -134,9 +138,12 @@ def prefill_request(
     cuts: Sequence[Sequence[int]],
     shard: str,
 ) -> PrefillRequest:
-    """Compute and store segments of ``prompts``."""
+    """Compute and store segments of ``prompts``. The id follows from them too: a controller that
+    takes a step over may plan others under the name, for which the first result says nothing."""
+    said = repr([[list(prompt) for prompt in prompts], [list(each) for each in cuts]])
+    digest = hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
     return PrefillRequest(
-        call=call_info(job, task.step, "rollout", shard),
+        call=call_info(job, task.step, "rollout", f"{shard}-{digest}"),
         model=model_ref(job, task.version),
         prompts=[list(prompt) for prompt in prompts],
         cuts=[list(each) for each in cuts],
