@@ -7,6 +7,7 @@ over plans the very samples its predecessor did.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -75,7 +76,8 @@ class RolloutPlan:
     """How samples are generated. ``decision`` None: there is nothing to generate. ``forecasts``: by
     prompt key. ``reference``: seconds and function-seconds of the static plan, which the objective
     measures in; None before anything was measured. ``prefixes`` None: no keys and values are shared
-    between instances. ``load_s``: group -> seconds to load its prompt, where that pays.
+    between instances. ``load_s``: group -> seconds to load its prompt, where that pays and some
+    instance stores it. ``capacity``: of one instance.
     ``training_share``: of the batch's tokens, what overlap leaves to the train call."""
 
     decision: ActorDecision | None
@@ -85,6 +87,7 @@ class RolloutPlan:
     prefixes: PrefixPlan | None = None
     load_s: Mapping[int, float] = field(default_factory=dict)
     training_share: float = 1.0
+    capacity: Capacity = field(default_factory=Capacity)
 
     def training_s(self, batch_tokens: int) -> float:
         """Predicted seconds of the train call."""
@@ -143,7 +146,16 @@ def plan_rollout(
     decision = actors.choose(items, replace(situation, reference=reference))
     prefixes = _prefixes(spec, samples, prompts, decision, cost, state)
     share = state.training_share if spec.training.overlap else 1.0
-    return RolloutPlan(decision, forecasts, cost, reference, prefixes, load_s, share)
+    return RolloutPlan(
+        decision=decision,
+        forecasts=forecasts,
+        cost=cost,
+        reference=reference,
+        prefixes=prefixes,
+        load_s=_stored(load_s, samples, decision, prefixes),
+        training_share=share,
+        capacity=situation.capacity,
+    )
 
 
 def forecast_lengths(
@@ -171,7 +183,7 @@ def _loads(
 ) -> dict[int, float]:
     """Group -> seconds to load its prompt's keys and values, where that beats computing them."""
     token_bytes = state.engine.kv_token_bytes
-    if not spec.scheduling.prefix_cache or not token_bytes:
+    if not _shares_prefixes(spec) or not token_bytes:
         return {}
     loads = {}
     for group, prompt in enumerate(prompts):
@@ -180,6 +192,27 @@ def _loads(
         if load_s < cost.prefill_s(tokens, calls=0):
             loads[group] = load_s
     return loads
+
+
+def _stored(
+    load_s: Mapping[int, float],
+    samples: Sequence[Sample],
+    decision: ActorDecision,
+    prefixes: PrefixPlan | None,
+) -> dict[int, float]:
+    """Of ``load_s``, the groups whose prompts are stored: by prefill calls for those that several
+    actors have, by the actors where these publish."""
+    if prefixes is None or not prefixes.load:
+        return {}
+    group_of = {sample.id: sample.group for sample in samples}
+    actors_of = Counter(
+        group for ids in decision.chosen.assignment for group in {group_of[i] for i in ids}
+    )
+    return {
+        group: seconds
+        for group, seconds in load_s.items()
+        if prefixes.cuts[group] and (prefixes.publish or actors_of[group] > 1)
+    }
 
 
 def _segments(spec: JobSpec, prompts: Sequence[Prompt]) -> dict[int, tuple[tuple[int, int], ...]]:
@@ -251,6 +284,7 @@ def describe(plan: RolloutPlan, stats: RolloutStats, rollout_s: float) -> dict[s
                 "seconds": each.seconds,
                 "function_seconds": each.actor_seconds,
                 "score": each.score,
+                "chosen": each is decision.chosen,
             }
             for each in decision.alternatives
         ],

@@ -83,10 +83,10 @@ class Rebalancer:
         collector, call = rollout.collector, actor.call
         now_s = asyncio.get_running_loop().time()
         streaming = call is not None and call.began_s is not None
-        num_left = len(collector.all_remaining())
+        num_left, moving = len(collector.all_remaining()), rollout.moving
         samples = []
         for name in actor.left:
-            if name in rollout.moving:
+            if name in moving:
                 continue
             sample = collector.samples[name]
             generated = collector.num_tokens(name)
@@ -106,7 +106,8 @@ class Rebalancer:
         return ActorLoad(
             name=actor.name,
             samples=tuple(samples),
-            rows=self._job.spec.rollout.max_batch,
+            rows=self._plan.capacity.max_batch,
+            kv_tokens=self._plan.capacity.kv_tokens,
             slowdown=self._slowdown(actor),
             ready_s=0.0 if streaming else self._ready_s(rollout, now_s),
             accept=streaming and call is not None and call.steerable,

@@ -103,7 +103,7 @@ def choose(items: Sequence[Item], situation: Situation) -> ActorDecision:
     )
     limit_s = situation.slowest * max(reference[0], 1e-9)
     chosen = min(plans, key=lambda plan: _late_then_score(plan, limit_s))
-    return ActorDecision(chosen, plans, f"lowest score at time weight {situation.time_weight:g}")
+    return ActorDecision(chosen, plans, _reason(chosen, plans, situation, limit_s))
 
 
 def candidates(
@@ -175,6 +175,18 @@ def static_reference(items: Sequence[Item], situation: Situation) -> tuple[float
     held until the last is done."""
     actors = finishes(random_equal(items, situation.max_actors), situation)
     return last(actors), last(actors) * len(actors)
+
+
+def _reason(
+    chosen: ActorPlan, plans: Sequence[ActorPlan], situation: Situation, limit_s: float
+) -> str:
+    late, score = _late_then_score(chosen, limit_s)
+    if late:
+        return f"no plan keeps within {limit_s:.3g} s (objective.max_slowdown): this one is nearest"
+    reason = f"lowest score at time weight {situation.time_weight:g}"
+    if any(_late_then_score(plan, limit_s)[1] < score for plan in plans):
+        reason += f" of those that take no more than {limit_s:.3g} s (objective.max_slowdown)"
+    return reason
 
 
 def _late_then_score(plan: ActorPlan, limit_s: float) -> tuple[float, float]:

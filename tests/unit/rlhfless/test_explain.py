@@ -96,3 +96,16 @@ def test_a_torn_file(tmp_path: Path) -> None:
     code, text = explain(str(tmp_path))
     assert code == 2
     assert "cannot read" in text
+
+
+def test_the_chosen_plan_need_not_have_the_lowest_score(run: Path) -> None:
+    """``objective.max_slowdown`` rules plans out; the one that was run is always shown."""
+    cheap = [a | {"actors": 1, "score": 0.01 * n} for n, a in enumerate(PLAN["alternatives"] * 4)]
+    chosen = PLAN["alternatives"][3] | {"chosen": True}
+    plan = {"step": 4, **PLAN, "alternatives": [*cheap, chosen]}
+    with (run / "plans.jsonl").open("a") as file:
+        file.write(json.dumps(plan) + "\n")
+    _, text = explain(str(run), "--step", "4")
+    marked = [line.split() for line in text.splitlines() if line.startswith("->")]
+    assert marked == [["->", "2", "sorted", "2.000", "4.000", "0.8000"]]
+    assert "12 of 17 alternatives" in text

@@ -235,3 +235,12 @@ def test_knowing_the_lengths_never_does_worse_than_predicting_them() -> None:
         ratios.append(score(oracle.chosen) / real)
     assert max(ratios) <= 1.02
     assert sum(ratios) / len(ratios) < 0.95
+
+
+def test_the_reason_says_when_lower_scores_were_too_slow() -> None:
+    cheap = replace(SITUATION, time_weight=0.0)
+    assert choose(ITEMS, cheap).reason == "lowest score at time weight 0"
+    bound = choose(ITEMS, replace(cheap, slowest=1.0))
+    assert score(bound.chosen) > min(map(score, bound.alternatives))
+    assert "those that take no more than 0.34 s (objective.max_slowdown)" in bound.reason
+    assert "no plan keeps within" in choose(ITEMS, replace(cheap, slowest=0.5)).reason
