@@ -57,12 +57,13 @@ class Scoring:
         self.reference: dict[str, bytes] = {} if journal is None else dict(journal.reference)
         spec = job.spec
         min_batch = max(1, len(prompts) // BATCHES_PER_STEP)
-        if not spec.scheduling.stream_scoring:
-            min_batch = len(prompts) + 1  # never before ``close``
-        self._reward = Shadow(self._score, min_batch=min_batch, workers=spec.reward.max_instances)
+        early = spec.scheduling.stream_scoring
+        self._reward = Shadow(
+            self._score, min_batch=min_batch, workers=spec.reward.max_instances, early=early
+        )
         self._with_reference = spec.needs_reference() and self._keep
         self._reference = Shadow(
-            self._refer, min_batch=min_batch, workers=spec.reference.max_instances
+            self._refer, min_batch=min_batch, workers=spec.reference.max_instances, early=early
         )
 
     async def add(self, samples: Sequence[FinishedSample]) -> None:

@@ -14,17 +14,23 @@ from collections.abc import Awaitable, Callable, Sequence
 class Shadow:
     """Feeds ``score`` with batches of sample ids.
 
-    ``min_batch``: samples worth a call while more are to come. ``workers``: calls at once. ``run``
-    returns when ``close`` has been called and everything added is scored; an error of ``score``
-    leaves ``run`` at once.
+    ``min_batch``: samples worth a call while more are to come. ``workers``: calls at once. With
+    ``early`` False nothing is scored before ``close``. ``run`` returns when ``close`` has been
+    called and everything added is scored; an error of ``score`` leaves ``run`` at once.
     """
 
     def __init__(
-        self, score: Callable[[Sequence[str]], Awaitable[None]], *, min_batch: int, workers: int
+        self,
+        score: Callable[[Sequence[str]], Awaitable[None]],
+        *,
+        min_batch: int,
+        workers: int,
+        early: bool = True,
     ) -> None:
         self._score = score
         self._min_batch = min_batch
         self._workers = workers
+        self._early = early
         self._pending: list[str] = []
         self._closed = False
         self._changed = asyncio.Condition()
@@ -53,7 +59,7 @@ class Shadow:
         """The next batch; empty when all is done. At the end workers share what is left."""
         async with self._changed:
             await self._changed.wait_for(
-                lambda: self._closed or len(self._pending) >= self._min_batch
+                lambda: self._closed or (self._early and len(self._pending) >= self._min_batch)
             )
             size = len(self._pending)
             if self._closed and self._workers > 1:

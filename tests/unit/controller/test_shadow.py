@@ -62,3 +62,10 @@ def test_an_error_of_the_score_ends_it() -> None:
     with pytest.raises(ExceptionGroup) as raised:
         run(drive(Shadow(fail, min_batch=1, workers=2), [(0, ["a"]), (1, ["b"])]))
     assert raised.group_contains(UserError, match="no such column")
+
+
+def test_work_that_waits_for_the_end_is_shared_by_all_workers() -> None:
+    scorer = Scorer(seconds=1.0)
+    shadow = Shadow(scorer, min_batch=2, workers=4, early=False)
+    assert run(drive(shadow, [(0, list("abcd")), (5, list("efgh"))])) == 6
+    assert scorer.batches == [(5, list(pair)) for pair in ("ab", "cd", "ef", "gh")]
