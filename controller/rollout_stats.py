@@ -9,7 +9,8 @@ from rlhfless.messages import PrefillDone, RolloutDone
 
 @dataclass
 class RolloutStats:
-    """Tokens, bytes and seconds as in ``RolloutDone``; ``weights_pull_s`` is the longest pull.
+    """Tokens, bytes and seconds as in ``RolloutDone``; ``weights_pull_s`` is the longest pull. What
+    prefill calls compute is computed, and not saved: both together are what the samples needed.
 
     ``calls`` and ``prefills`` keep what each call reported, for the cost model. ``moved``: samples
     that changed their actor, ``released``: instances let go before the step's end.
@@ -40,6 +41,7 @@ class RolloutStats:
 
     def add_prefill(self, done: PrefillDone) -> None:
         self.prefill_computed += done.tokens_computed
+        self.prefill_saved -= done.tokens_computed
         self.prefill_loaded += done.tokens_loaded
         self.kv_bytes += done.published_bytes
         self.weights_pull_s = max(self.weights_pull_s, done.weights_pull_s)

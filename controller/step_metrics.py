@@ -96,9 +96,12 @@ def _hit_shares(stats: RolloutStats) -> dict[str, float]:
     needed = stats.prefill_computed + stats.prefill_saved
     if not needed:
         return {}
-    within = stats.prefill_saved - stats.prefill_loaded - stats.prefill_reused
+    # Prefill calls load for no sample.
+    loaded = sum(done.prefill_loaded for done in stats.calls)
+    reused = sum(done.prefill_reused for done in stats.calls)
+    within = sum(done.prefill_saved for done in stats.calls) - loaded - reused
     return {
-        "prefill/hit_share_store": stats.prefill_loaded / needed,
-        "prefill/hit_share_memory": stats.prefill_reused / needed,
+        "prefill/hit_share_store": loaded / needed,
+        "prefill/hit_share_memory": reused / needed,
         "prefill/hit_share_call": max(0, within) / needed,
     }
