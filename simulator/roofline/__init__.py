@@ -10,6 +10,7 @@ from simulator.roofline.memory import (
 )
 from simulator.roofline.operators import Fabric, Operator
 from simulator.roofline.training import Layout, Recompute, StepTime, TrainingCost, TrainingMemory
+from simulator.roofline.training_fit import TrainingRoom
 from simulator.roofline.transfers import (
     delta_bytes,
     kv_bytes,
@@ -28,6 +29,7 @@ __all__ = [
     "StepTime",
     "TrainingCost",
     "TrainingMemory",
+    "TrainingRoom",
     "check_fits",
     "delta_bytes",
     "fabric_of",
