@@ -89,6 +89,11 @@ class Actor:
         """The samples it answers for that are not finished."""
         return self._collector.remaining(self._owned)
 
+    @property
+    def groups(self) -> set[int]:
+        """Those whose prompts it has needed."""
+        return {self._collector.samples[sample].group for sample in self._owned}
+
     async def run(self) -> None:
         """Raises the first error that retries could not cure."""
         failures = attempt = 0

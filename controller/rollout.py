@@ -125,7 +125,10 @@ class Rollout:
             # Without a move the request for it had been taken for lost: it stays where it was.
             targets.setdefault(source if move is None else move.target, []).append(sample)
         for target, samples in targets.items():
-            self.stats.moved += len(samples) * (target is not source)
+            if target is not source:
+                groups = {self.collector.samples[sample].group for sample in samples}
+                self.stats.moved += len(samples)
+                self.stats.moved_prompts += len(groups - (set() if target.ended else target.groups))
             if target.ended:
                 self._start(samples)
                 continue

@@ -13,7 +13,8 @@ class RolloutStats:
     prefill calls compute is computed, and not saved: both together are what the samples needed.
 
     ``calls`` and ``prefills`` keep what each call reported, for the cost model. ``moved``: samples
-    that changed their actor, ``released``: instances let go before the step's end.
+    that changed their actor, ``moved_prompts``: prompts that actors came to need by that (siblings
+    that move together need theirs once), ``released``: instances let go before the step's end.
     """
 
     prefill_computed: int = 0
@@ -25,6 +26,7 @@ class RolloutStats:
     weights_bytes: int = 0
     lost_calls: int = 0
     moved: int = 0
+    moved_prompts: int = 0
     released: int = 0
     calls: list[RolloutDone] = field(default_factory=list)
     prefills: list[PrefillDone] = field(default_factory=list)
