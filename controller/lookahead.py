@@ -11,6 +11,7 @@ from controller.job import Job
 from controller.learning import PolicyState
 from controller.planning import RolloutPlan, StepPlan
 from controller.rollout_stats import RolloutStats
+from scaling.release import SAFETY
 
 
 @dataclass(frozen=True)
@@ -44,18 +45,26 @@ def look_ahead(
     state: PolicyState,
     *,
     start_s: float,
+    now_s: float,
     last: bool,
 ) -> Outlook:
     """Pure but for the ledger, so a thread may do it. ``start_s``: loop seconds of the step's
-    beginning."""
+    beginning, ``now_s`` of the present."""
     learned, judged = learning.learn_rollout(
-        job, rollout, plan.prompt_of, finished, stats, state, start_s
+        job, rollout, plan.prompt_of, finished, stats, state, start_s, now_s
     )
     if last:
         return Outlook(learned, judged, None)
     following = planning.plan_step(job, plan.step + 1, plan.position)
     warm = len(rollout.assignment)
+    prompts = plan.prompt_of
+    tokens = sum(len(prompts[s.id].tokens) + len(s.tokens) for s in finished)
     following_rollout = planning.plan_rollout(
-        job.spec, following.samples, following.prompts, learned, warm
+        job.spec,
+        following.samples,
+        following.prompts,
+        learned,
+        warm,
+        head_start_s=rollout.training_s(tokens) / SAFETY,
     )
     return Outlook(learned, judged, Ahead(following, following_rollout))

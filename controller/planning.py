@@ -104,9 +104,10 @@ def plan_rollout(
     prompts: Sequence[Prompt],
     state: PolicyState,
     warm: int,
+    head_start_s: float = 0.0,
 ) -> RolloutPlan:
     """Choose the actors for ``samples`` and what they share; ``prompts[g]`` is the prompt of group
-    g. ``warm`` instances need no cold start."""
+    g. ``warm`` instances need no cold start; others can be started ``head_start_s`` ahead."""
     scheduling = spec.scheduling
     forecasts = forecast_lengths(spec, prompts, state)
     cost = cost_model.fit(state.costs)
@@ -131,6 +132,7 @@ def plan_rollout(
         time_weight=spec.objective.time_weight,
         num_warm=warm,
         cold_start_s=cost.cold_start_s("rollout"),
+        head_start_s=head_start_s,
         strategies=_strategies(scheduling.assignment),
         early_release=scheduling.early_release,
         slowest=spec.objective.max_slowdown or math.inf,

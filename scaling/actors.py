@@ -15,7 +15,7 @@ Worked number: λ = 0.5, T₀ = 60 s, C₀ = 240 s; 2 actors of 70 and 50 s scor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scaling.assignment import (
     Assignment,
@@ -64,8 +64,9 @@ class Situation:
 
     ``cost`` without a measured decode: nothing is known yet, and as many actors as allowed are
     used. ``strategies``: the candidates, of ``STRATEGIES``. ``cold_start_s`` is paid by each actor
-    beyond the ``num_warm``. ``early_release``: actors are let go when done. ``min_actors`` equal to
-    ``max_actors`` fixes the number. ``seed`` shuffles ``random``. ``reference``: (T₀, C₀) in
+    beyond the ``num_warm``; it can begin ``head_start_s`` before the rollout does.
+    ``early_release``: actors are let go when done. ``min_actors`` equal to ``max_actors`` fixes
+    the number. ``seed`` shuffles ``random``. ``reference``: (T₀, C₀) in
     seconds; None: those of the static plan. ``slowest``: plans that take longer than so many times
     T₀ are left out while another does not.
     """
@@ -75,6 +76,7 @@ class Situation:
     time_weight: float
     num_warm: int = 0
     cold_start_s: float = 0.0
+    head_start_s: float = 0.0
     min_actors: int = 1
     strategies: tuple[str, ...] = ("group_affine", "balanced", "sorted")
     early_release: bool = True
@@ -147,6 +149,8 @@ def evaluate(
     # No expectation of a maximum is below the largest expectation, up to its table's precision.
     seconds = max(last(actors), *by_actor)
     held = sum(by_actor) if situation.early_release else len(actors) * seconds
+    num_cold = max(0, len(actors) - situation.num_warm)
+    held += num_cold * min(situation.cold_start_s, situation.head_start_s)
     weight = situation.time_weight
     time_0, held_0 = (max(value, 1e-9) for value in reference)
     score = weight * seconds / time_0 + (1 - weight) * held / held_0
@@ -154,14 +158,15 @@ def evaluate(
 
 
 def finishes(assignment: Assignment, situation: Situation) -> list[Finish]:
-    """When each actor is done, its cold start included. The first actor in order that needs a
-    prompt computes it."""
+    """When each actor is done, with what of its cold start the head start does not hide. The first
+    actor in order that needs a prompt computes it."""
     actors = []
+    delay_s = max(0.0, situation.cold_start_s - situation.head_start_s)
     seen: set[int] = set()
     for index, items in enumerate(assignment):
         first = frozenset(item.group for item in items) - seen
         seen |= first
-        start_s = situation.cold_start_s if index >= situation.num_warm else 0.0
+        start_s = delay_s if index >= situation.num_warm else 0.0
         actors.append(
             actor_finish(
                 items, situation.cost, situation.capacity, situation.prefixes, first, start_s
@@ -172,8 +177,9 @@ def finishes(assignment: Assignment, situation: Situation) -> list[Finish]:
 
 def static_reference(items: Sequence[Item], situation: Situation) -> tuple[float, float]:
     """(T₀, C₀): seconds and function-seconds of equal random shares over all actors allowed, all
-    held until the last is done."""
-    actors = finishes(random_equal(items, situation.max_actors), situation)
+    warm, and held until the last is done."""
+    warm = replace(situation, num_warm=situation.max_actors)
+    actors = finishes(random_equal(items, situation.max_actors), warm)
     return last(actors), last(actors) * len(actors)
 
 

@@ -58,6 +58,23 @@ def test_cold_starts_are_weighed() -> None:
     assert choose(ITEMS, cold).chosen.num_actors == 1
 
 
+def test_a_head_start_hides_the_delay_of_a_start_but_not_its_seconds() -> None:
+    warm = replace(SITUATION, reference=(1.0, 4.0))
+    cold = replace(warm, num_warm=1, cold_start_s=100.0, head_start_s=120.0, time_weight=1.0)
+    assert choose(ITEMS, cold).chosen.num_actors == 4
+    of_warm, of_cold = (
+        evaluate([[item] for item in ITEMS[:4]], "balanced", situation, (1.0, 4.0))
+        for situation in (warm, cold)
+    )
+    assert of_cold.seconds == of_warm.seconds
+    assert of_cold.actor_seconds == pytest.approx((of_warm.actor_seconds or 0.0) + 3 * 100.0)
+
+
+def test_what_static_scheduling_takes_knows_no_cold_starts() -> None:
+    cold = replace(SITUATION, num_warm=0, cold_start_s=100.0)
+    assert static_reference(ITEMS, cold) == static_reference(ITEMS, SITUATION)
+
+
 def test_without_measurements_as_many_as_allowed() -> None:
     decision = choose(ITEMS, replace(SITUATION, cost=CostModel()))
     assert decision.chosen.num_actors == 4
