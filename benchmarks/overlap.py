@@ -2,12 +2,15 @@
 
     python -m benchmarks.overlap [--quick] [--json FILE]
 
-Both sides are the same job, run as users run it (``benchmarks.paused_job``), in turn: without,
-with, with, without, ... Same seeds, so the same samples up to rounding. Rollout and training have
-one instance of one thread each, two processes at work at once: that takes two free cores.
+Both sides are the same job, in turn: without, with, with, without, ... Same seeds, so the same
+samples, and the first step must learn the same.
 
-``long tail``: a few groups take eight times as long as the mean, and training has time to hide in.
-``even``: all responses of one length, where there is no tail and nothing can be gained.
+``paced rollout``: generation is slept (``benchmarks.paced``: four actors as fast as a 7B model on
+an A100 each, lengths with a long tail), training is real: a small Llama, one thread. So the two do
+not compete for cores, as they do not where each has its own accelerator.
+
+``quickstart``: everything is real, rollout and training one thread each. They need two free cores
+at least; on a machine with no more than two, what overlap saves is mostly taken by the competition.
 """
 
 from __future__ import annotations
@@ -15,77 +18,132 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common, long_tail, models, paused_job
+from benchmarks import common, long_tail, models
 from benchmarks.common import Result
+from benchmarks.live_job import make
+from benchmarks.paced.model import VOCABULARY
+from benchmarks.paced.workloads import Recipe, record
+from rlhfless.messages import FunctionName
 from rlhfless.spec_file import parse_spec
 
+ACTORS = 4
+GROUP = 8
 WARMUP = 2
 """First steps of a run that are not counted."""
+_PACED: Mapping[FunctionName, str] = {
+    "rollout": "benchmarks.paced.rollout:create",
+    "reward": "benchmarks.paced.scoring:create_reward",
+}
+_STEADY = {"strategy": "custom", "scale_actors": False, "early_release": False, "migrate": False}
+"""Both sides run the same actors from the first step to the last."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """``rows`` of data in the order of use; ``training``: further fields of the job's section."""
+    """``spec`` fields of the job; ``apps``: functions that are not the real ones."""
 
     name: str
-    model: Path
-    rows: list[dict[str, str]]
-    prompts: int
-    training: dict[str, Any]
+    spec: dict[str, Any]
+    rounds: int
+    apps: Mapping[FunctionName, str] = field(default_factory=dict)
 
 
-def cases(quick: bool, steps: int) -> Iterator[Case]:
+def cases(quick: bool, folder: Path) -> Iterator[Case]:
+    steps, rounds = (4, 1) if quick else (8, 2)
+    for minibatches, told in ((1, "one minibatch"), *(() if quick else ((4, "4 minibatches"),))):
+        name = f"paced rollout, real training, {told}"
+        yield Case(name, _paced(folder / told, steps, minibatches), rounds, _PACED)
+    if not quick:
+        yield Case("quickstart: long tail", _quickstart(folder, steps=12), rounds)
+
+
+def _paced(folder: Path, steps: int, minibatches: int) -> dict[str, Any]:
+    recipe = Recipe("long tail", prompts=16, group=GROUP, own_tokens=(24, 40), longest=400)
+    recorded = record(recipe, folder)
+    _write_weights(recorded.model, recipe.context)
+    return {
+        "model": {"path": str(recorded.model)},
+        "dataset": {"path": str(recorded.data), "shuffle": False},
+        "rewards": [{"python": "benchmarks.paced.scoring:paced", "name": "paced"}],
+        "algorithm": {"name": "grpo", "group_size": GROUP},
+        "rollout": {"max_tokens": recipe.longest, "max_instances": ACTORS},
+        "training": {
+            "steps": steps,
+            "prompts_per_step": recipe.prompts,
+            "minibatches": minibatches,
+        },
+        "scheduling": _STEADY,
+    }
+
+
+def _write_weights(folder: Path, context: int) -> None:
+    """A random Llama of three million parameters, for training alone."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def _quickstart(folder: Path, steps: int) -> dict[str, Any]:
     prompts = 64
-    rows = list(long_tail.rows(steps, prompts))
-    name = "quickstart: overlap, long tail"
-    yield Case(name, long_tail.MODEL, rows, prompts, {})
-    if quick:
-        return
-    yield Case(f"{name}, 4 minibatches", long_tail.MODEL, rows, prompts, {"minibatches": 4})
-    even = list(long_tail.even_rows(steps, prompts, items=4))
-    yield Case("quickstart: overlap, even lengths", models.QUICKSTART, even, prompts, {})
+    data = folder / "quickstart.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in long_tail.rows(steps, prompts)))
+    rewards = models.QUICKSTART.parent / "rewards.py"
+    return {
+        "model": {"path": str(long_tail.MODEL)},
+        "dataset": {"path": str(data), "shuffle": False},
+        "rewards": [{"python": f"{rewards}:exact_match"}],
+        "algorithm": {"name": "grpo", "group_size": GROUP},
+        "rollout": {"max_tokens": long_tail.MAX_TOKENS},
+        "training": {"steps": steps, "prompts_per_step": prompts, "learning_rate": 2e-4},
+        "scheduling": _STEADY,
+    }
 
 
-def measure(case: Case, steps: int, rounds: int) -> tuple[Result, dict[str, dict[str, float]]]:
+# --- a run ---------------------------------------------------------------------------------------
+
+
+def measure(case: Case, folder: Path) -> tuple[Result, dict[str, dict[str, float]]]:
     """Ours is with overlap; medians over the counted steps of all rounds, by side."""
     found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
-    for number in range(rounds):
+    first: dict[bool, dict[str, float]] = {}
+    for number in range(case.rounds):
         for overlap in (False, True) if number % 2 == 0 else (True, False):
-            found[overlap] += _run(case, steps, overlap)[WARMUP:]
+            spec = {**case.spec, "training": {**case.spec["training"], "overlap": overlap}}
+            place = folder / f"{number}-{overlap}"
+            steps = [s.metrics for s in make(parse_spec(spec), str(place), case.apps).steps]
+            first[overlap] = steps[0]
+            found[overlap] += steps[WARMUP:]
+    _check_same(first[False], first[True])
     without, ours = (_medians(found[overlap]) for overlap in (False, True))
     result = Result.time(case.name, ours["time/step_s"], without["time/step_s"])
     return result, {"without": without, "with": ours}
 
 
-def _run(case: Case, steps: int, overlap: bool) -> list[dict[str, float]]:
-    with tempfile.TemporaryDirectory(prefix="bench-overlap-") as name:
-        folder = Path(name)
-        data = folder / "data.jsonl"
-        data.write_text("".join(json.dumps(row) + "\n" for row in case.rows))
-        rewards = models.QUICKSTART.parent / "rewards.py"
-        spec = parse_spec(
-            {
-                "model": {"path": str(case.model)},
-                "dataset": {"path": str(data), "shuffle": False},
-                "rewards": [{"python": f"{rewards}:exact_match"}],
-                "algorithm": {"name": "grpo", "group_size": 8},
-                "rollout": {"max_tokens": long_tail.MAX_TOKENS},
-                "training": {
-                    "steps": steps,
-                    "prompts_per_step": case.prompts,
-                    "learning_rate": 2e-4,
-                    "overlap": overlap,
-                    **case.training,
-                },
-            }
-        )
-        return paused_job.run(spec, str(folder / "run"), lambda: None)
+def _check_same(one: dict[str, float], other: dict[str, float]) -> None:
+    for name in ("response_length/mean", "policy/grad_norm", "policy/entropy"):
+        if abs(one[name] - other[name]) > 1e-3 * abs(one[name]):
+            sys.exit(f"{name} of the first step is {one[name]} and {other[name]}: a bug")
 
 
 _TOLD = (
@@ -94,7 +152,6 @@ _TOLD = (
     "time/train_s",
     "training/overlapped_share",
     "training/overlapped_s",
-    "reward/mean",
     "response_length/mean",
     "response_length/max",
 )
@@ -104,28 +161,29 @@ def _medians(steps: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(step[name] for step in steps) for name in _TOLD}
 
 
+# --- report --------------------------------------------------------------------------------------
+
+
 def _told(side: str, facts: dict[str, float]) -> str:
-    step_s, rollout_s = facts["time/step_s"], facts["time/rollout_s"]
+    step_s, rollout_s, train_s, share, overlapped_s, mean, longest = (facts[n] for n in _TOLD)
     return (
-        f"    {side:<8} step {step_s:.3f} s, rollout {rollout_s:.3f} s, "
-        f"training behind it {facts['time/train_s']:.3f} s, beside it "
-        f"{facts['training/overlapped_s']:.3f} s ({facts['training/overlapped_share']:.0%} of the "
-        f"tokens)\n             mean length {facts['response_length/mean']:.1f}, longest "
-        f"{facts['response_length/max']:.0f}, reward {facts['reward/mean']:.3f}"
+        f"    {side:<8} step {step_s:.3f} s, rollout {rollout_s:.3f} s, training behind it "
+        f"{train_s:.3f} s, beside it {overlapped_s:.3f} s ({share:.0%} of the tokens); "
+        f"mean length {mean:.1f}, longest {longest:.0f}"
     )
 
 
 def main(options: argparse.Namespace) -> None:
-    steps, rounds = (8, 2) if options.quick else (12, 4)
     results: list[Result] = []
     facts: dict[str, Any] = {}
-    for case in cases(options.quick, steps):
-        result, sides = measure(case, steps, rounds)
-        results.append(result)
-        facts[case.name] = sides
-        print(result)
-        for side, found in sides.items():
-            print(_told(side, found), flush=True)
+    with tempfile.TemporaryDirectory(prefix="bench-overlap-") as name:
+        for number, case in enumerate(cases(options.quick, Path(name))):
+            result, sides = measure(case, Path(name) / f"runs-{number}")
+            results.append(result)
+            facts[case.name] = sides
+            print(result)
+            for side, found in sides.items():
+                print(_told(side, found), flush=True)
     common.report(results, options.json, cases=facts)
 
 
