@@ -45,3 +45,10 @@ def test_starts_ahead_are_over_in_time_where_that_is_possible(gap_s: float, star
     assert 0 <= at_s <= gap_s
     if gap_s >= SAFETY * start_s:
         assert at_s + start_s <= gap_s + 1e-9
+
+
+def test_a_gap_of_hardly_more_than_a_start_lets_nothing_go() -> None:
+    barely = decide(Gap(1.5, 1.0), time_weight=0.0, reference_s=10.0, reference_held_s=10.0)
+    assert barely.release_score < barely.keep_score
+    assert not barely.release
+    assert decide(Gap(2.5, 1.0), time_weight=0.0, reference_s=10.0, reference_held_s=10.0).release
