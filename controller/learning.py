@@ -34,7 +34,8 @@ class PolicyState(msgspec.Struct, frozen=True):
 
     engine: EngineLimits = EngineLimits()
     moved_share: float = 0.0
-    """Samples that changed their actor, for each prompt of a step; an average that forgets."""
+    """Further actors that came to need a prompt because samples moved, for each prompt of a step; an
+    average that forgets."""
     training_share: float = 1.0
     """Of a batch's tokens, what overlap left to the newest train call."""
 
@@ -93,31 +94,37 @@ def learn_rollout(
     stats: RolloutStats,
     state: PolicyState,
     start_s: float,
+    now_s: float,
 ) -> tuple[PolicyState, dict[str, float]]:
-    """The state after the rollout of a step that began at ``start_s`` (loop seconds), and metrics
-    of how good the lengths were that had been predicted."""
+    """The state after the rollout of a step that began at ``start_s`` (loop seconds; ``now_s``: the
+    present), and metrics of how good the lengths were that had been predicted."""
     observed = observed_lengths(finished, prompt_of)
     known = state.lengths.overall is not None
     metrics = length_score.score(plan.forecasts, observed) if known else {}
     sizes = {prompt.key: len(prompt.tokens) for prompt in prompt_of.values()}
     limit = job.spec.rollout.max_tokens
     since_s = start_s if state.costs.cold_starts else float("-inf")
-    starts = cold_starts(job.ledger, job.timeline, since_s)
+    starts = cold_starts(job.ledger, job.timeline, since_s, now_s)
     learned = PolicyState(
         lengths=lengths.update(state.lengths, observed, limit, sizes),
         costs=cost_model.observe(state.costs, rollout_observations(stats), starts),
         engine=_limits(stats, state.engine),
         training_share=state.training_share,
-        moved_share=(state.moved_share + stats.moved / max(1, len(observed))) / 2,
+        moved_share=(state.moved_share + stats.moved_prompts / max(1, len(observed))) / 2,
     )
     return learned, metrics
 
 
-def learn_training(state: PolicyState, tokens: int, trained: TrainDone) -> PolicyState:
-    """``tokens``: prompts and responses trained on."""
+def learn_training(
+    state: PolicyState,
+    tokens: int,
+    trained: TrainDone,
+    starts: Sequence[tuple[str, float]] = (),
+) -> PolicyState:
+    """``tokens``: prompts and responses trained on; ``starts``: ``cold_starts`` meanwhile."""
     return msgspec.structs.replace(
         state,
-        costs=cost_model.observe(state.costs, [_training(tokens, trained)]),
+        costs=cost_model.observe(state.costs, [_training(tokens, trained)], starts),
         training_share=_share(trained),
     )
 
@@ -138,16 +145,21 @@ def _share(trained: TrainDone) -> float:
     return 1.0 - trained.metrics.get("training/overlapped_share", 0.0)
 
 
-def cold_starts(ledger: Ledger, timeline: Timeline, since_s: float) -> list[tuple[str, float]]:
-    """(function, seconds) of instances that became ready after ``since_s``, and (function
-    ``load``, seconds) of first calls that had to load what a warm instance has."""
+def cold_starts(
+    ledger: Ledger, timeline: Timeline, since_s: float, until_s: float
+) -> list[tuple[str, float]]:
+    """(function, seconds) of instances that became ready after ``since_s`` and by ``until_s``, and
+    (function ``load``, seconds) of first calls that had to load what a warm instance has."""
     starts: list[tuple[str, float]] = [
         (span.function, span.end_s - span.start_s)
         for span in ledger.spans
-        if span.phase == "cold" and span.end_s > since_s
+        if span.phase == "cold" and since_s < span.end_s <= until_s
     ]
-    loads = [(f"{f} load", load_s) for end_s, f, load_s in timeline.loads if end_s > since_s]
-    return starts + loads
+    return starts + [
+        (f"{function} load", load_s)
+        for end_s, function, load_s in timeline.loads
+        if since_s < end_s <= until_s
+    ]
 
 
 def _limits(stats: RolloutStats, known: EngineLimits) -> EngineLimits:

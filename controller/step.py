@@ -106,6 +106,7 @@ async def run_step(
     prompt_of = plan.prompt_of
     samples = StepSamples(step, finished, scoring.scores, prompt_of)
     batch_tokens = sum(len(prompt_of[s.id].tokens) + len(s.tokens) for s in finished)
+    looked_s = loop.time()
     async with asyncio.TaskGroup() as group:
         group.create_task(asyncio.to_thread(job.keep_samples, samples), name="keep-samples")
         looked = group.create_task(
@@ -118,6 +119,7 @@ async def run_step(
                 stats,
                 state,
                 start_s=start_s,
+                now_s=looked_s,
                 last=last,
             ),
             name="look-ahead",
@@ -151,7 +153,8 @@ async def run_step(
     )
     outlook = looked.result()
     judged = outlook.judged | learning.cost_errors(rollout_plan, stats, batch_tokens, trained)
-    learned = learning.learn_training(outlook.learned, batch_tokens, trained)
+    starts = learning.cold_starts(job.ledger, job.timeline, looked_s, end_s)
+    learned = learning.learn_training(outlook.learned, batch_tokens, trained, starts)
     record = StepRecord(
         step=step,
         version=trained.version,
