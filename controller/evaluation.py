@@ -65,7 +65,14 @@ async def evaluate(job: Job, step: int, version: int, state: PolicyState) -> Eva
     ]
     prompt_of = {sample.id: job.data.evaluation[sample.group] for sample in samples}
     prompts = job.data.evaluation
-    plan = planning.plan_rollout(job.spec, samples, prompts, state, job.dispatcher.warm("rollout"))
+    plan = await asyncio.to_thread(
+        planning.plan_rollout,
+        job.spec,
+        samples,
+        prompts,
+        state,
+        job.dispatcher.warm("rollout"),
+    )
     actors = len(plan.assignment)
     job.observe(Event("evaluate", f"version {version}", {"actors": actors}))
     collector = Collector(samples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,8 +17,11 @@ from controller.requests import RolloutTask, prefill_request
 from controller.rollout import Rollout
 from controller.rollout_stats import RolloutStats
 from controller.standby import Standby
-from prefix_cache.plan import PrefixPlan
+from prefix_cache.plan import PrefillCall, PrefixPlan
+from rlhfless.errors import RlhflessError
 from rlhfless.messages import PrefillDone
+
+_log = logging.getLogger(__name__)
 
 
 async def generate(
@@ -62,30 +66,27 @@ async def generate(
     stats = await rollout.run(plan.assignment, watch)
     for done in prefills:
         stats.add_prefill(done)
-    if standby is not None:
-        stats.released += standby.released
     return stats
 
 
 async def _prefill(
     job: Job, task: RolloutTask, prompts: Sequence[Prompt], plan: PrefixPlan
 ) -> list[PrefillDone]:
-    """Compute what several actors need, side by side, before any of them begins."""
+    """Compute what several actors need, side by side, before any of them begins. A call that fails
+    costs time only: the actors compute what they do not find."""
+
+    async def prefill(call: PrefillCall, number: int) -> PrefillDone | None:
+        tokens = [prompts[index].tokens for index in call.prompts]
+        request = prefill_request(job, task, tokens, call.cuts, f"{task.name}-prefill-{number}")
+        try:
+            return await job.dispatcher.call(request, PrefillDone)
+        except RlhflessError as error:  # if it was no accident, the rollout will say so
+            _log.warning("prompts are not prefilled ahead: %s", error.detail)
+            return None
+
     async with asyncio.TaskGroup() as group:
         calls = [
-            group.create_task(
-                job.dispatcher.call(
-                    prefill_request(
-                        job,
-                        task,
-                        [prompts[index].tokens for index in call.prompts],
-                        call.cuts,
-                        f"{task.name}-prefill-{number}",
-                    ),
-                    PrefillDone,
-                ),
-                name=f"prefill-{number}",
-            )
+            group.create_task(prefill(call, number), name=f"prefill-{number}")
             for number, call in enumerate(plan.prefill)
         ]
-    return [call.result() for call in calls]
+    return [done for call in calls if (done := call.result()) is not None]

@@ -34,8 +34,8 @@ class PolicyState(msgspec.Struct, frozen=True):
 
     engine: EngineLimits = EngineLimits()
     moved_share: float = 0.0
-    """Further actors that came to need a prompt because samples moved, for each prompt of a step; an
-    average that forgets."""
+    """Further actors that came to need a prompt because samples moved, for each prompt of a step;
+    an average that forgets."""
     training_share: float = 1.0
     """Of a batch's tokens, what overlap left to the newest train call."""
 
@@ -164,7 +164,7 @@ def cold_starts(
 
 def _limits(stats: RolloutStats, known: EngineLimits) -> EngineLimits:
     """Memory is not the same everywhere: the least of a step's calls counts."""
-    told = [done for done in stats.calls if done.kv_token_bytes]
+    told = [done for done in stats.calls if done.kv_capacity]
     if not told:
         return known
     return EngineLimits(

@@ -34,7 +34,7 @@ NO_PLOT = "no progress.png: matplotlib is not installed; pip install 'rlhfless[p
 
 def deployments(spec: JobSpec) -> list[Deployment]:
     """How the platform runs each function the job uses."""
-    holds = spec.scheduling.strategy == "static"  # a serverful framework lets go of nothing
+    holds = not spec.scheduling.early_release  # as a serverful framework does
     return [
         Deployment(
             function=name,

@@ -89,4 +89,4 @@ class Standby:
         weight = min(self._job.spec.objective.time_weight, MOST_TIME_WEIGHT)
         if decide(gap, weight, *reference).release:
             await self._job.dispatcher.platform.scale(function, keep)
-            self.released += idle
+            self.released += idle if function == "rollout" else 0

@@ -68,7 +68,9 @@ async def run_step(
     else:
         left = [s for s in plan.samples if s.id not in journal.samples]
         warm = job.dispatcher.warm("rollout")
-        rollout_plan = planning.plan_rollout(job.spec, left, plan.prompts, state, warm)
+        rollout_plan = await asyncio.to_thread(
+            planning.plan_rollout, job.spec, left, plan.prompts, state, warm
+        )
     actors = len(rollout_plan.assignment)
     job.observe(Event("rollout", f"step {step + 1}", {"actors": actors}))
 
@@ -132,6 +134,7 @@ async def run_step(
         )
         between.cancel()
     end_s = loop.time()
+    stats.released = standby.released
 
     # 6. Journal.
     times = StepTimes(

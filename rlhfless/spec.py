@@ -265,7 +265,8 @@ class SchedulingSpec(Section):
     ``sorted``: similar lengths together; ``group_affine``: a prompt's samples together; ``auto``:
     whichever of the last three the cost model likes best."""
     early_release: bool = True
-    """Let an instance go when nothing is left for it and keeping it would cost more."""
+    """Let an instance go when nothing is left for it and keeping it would cost more; off: hold
+    every instance, ``idle_timeout_s`` or not."""
     migrate: bool = True
     """Move samples between actors while they stream, when the cost model says it pays."""
     stream_scoring: bool = True

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 WORTH = 2.0
 """A gap must be longer than this many starts: it is a prediction, and what a start takes from its
 neighbours' cores, disk and network is in no model."""
+MIN_GAP_S = 1.5
+"""Nor is anything let go for less: a fresh instance's first call is slower by first uses (page
+faults, thread pools, kernels) that no measurement here tells apart."""
 SAFETY = 1.25
 """Starts are begun this factor of their predicted duration ahead."""
 
@@ -55,10 +58,10 @@ def decide(
     held_s = gap.cold_start_s + max(0.0, gap.gap_s - ready_s)
     keep = (1 - time_weight) * gap.gap_s / held_0
     release = (1 - time_weight) * held_s / held_0 + time_weight * delay_s / time_0
-    if release < keep and gap.gap_s > WORTH * gap.cold_start_s:
+    if release < keep and gap.gap_s > max(MIN_GAP_S, WORTH * gap.cold_start_s):
         reason = f"{gap.gap_s:.1f} s idle cost more than a start of {gap.cold_start_s:.1f} s"
         return ReleaseDecision(True, prewarm_s, keep, release, reason)
-    reason = f"a start of {gap.cold_start_s:.1f} s costs more than {gap.gap_s:.1f} s idle"
+    reason = f"{gap.gap_s:.1f} s idle are not worth a start of {gap.cold_start_s:.1f} s"
     return ReleaseDecision(False, None, keep, release, reason)
 
 

@@ -97,7 +97,7 @@ class TransformersEngine:
             weights_bytes=self._pulled.bytes,
             max_batch=limits.max_batch,
             kv_capacity=limits.kv_tokens,
-            kv_token_bytes=kv_bytes_per_token(model),
+            kv_token_bytes=kv_bytes_per_token(model) if self._weights[1] is not None else 0,
         )
 
     def prefill(self, request: PrefillRequest, context: CallContext) -> PrefillDone:

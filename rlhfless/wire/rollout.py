@@ -167,7 +167,8 @@ class RolloutDone(Frame, frozen=True, kw_only=True):
     in seconds.
 
     Of the engine: ``max_batch`` samples together at most, whose keys and values hold
-    ``kv_capacity`` tokens of ``kv_token_bytes`` bytes each; 0: not known.
+    ``kv_capacity`` tokens; 0: not known. It stores and loads them at ``kv_token_bytes`` bytes a
+    token; 0: it does not.
     """
 
     unfinished: list[int] = []

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling.release import SAFETY, Gap, decide, prewarm_at
+from scaling.release import MIN_GAP_S, SAFETY, WORTH, Gap, decide, prewarm_at
 
 seconds = st.floats(0, 1000)
 
@@ -36,7 +36,8 @@ def test_cost_alone_lets_go_what_idles_longer_than_a_start() -> None:
 @given(seconds, seconds, st.booleans(), st.floats(0, 1))
 def test_the_cheaper_choice_is_made(gap_s: float, start_s: float, hidden: bool, w: float) -> None:
     choice = decide(Gap(gap_s, start_s, hidden), w, 60, 240)
-    assert choice.release == (choice.release_score < choice.keep_score)
+    worth = gap_s > max(MIN_GAP_S, WORTH * start_s)
+    assert choice.release == (choice.release_score < choice.keep_score and worth)
 
 
 @given(seconds, seconds)
@@ -48,7 +49,11 @@ def test_starts_ahead_are_over_in_time_where_that_is_possible(gap_s: float, star
 
 
 def test_a_gap_of_hardly_more_than_a_start_lets_nothing_go() -> None:
-    barely = decide(Gap(1.5, 1.0), time_weight=0.0, reference_s=10.0, reference_held_s=10.0)
+    barely = decide(Gap(1.9, 1.0), time_weight=0.0, reference_s=10.0, reference_held_s=10.0)
     assert barely.release_score < barely.keep_score
     assert not barely.release
     assert decide(Gap(2.5, 1.0), time_weight=0.0, reference_s=10.0, reference_held_s=10.0).release
+
+
+def test_a_moment_lets_nothing_go() -> None:
+    assert not decide(Gap(1.0, 0.01), 0.0, reference_s=1.0, reference_held_s=1.0).release
