@@ -44,6 +44,8 @@ bench: install ## Run every benchmark in its quick form
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	$(BIN)/python -m benchmarks.rollout --quick
 	$(BIN)/python -m benchmarks.grpo_step --quick
+	$(BIN)/python -m benchmarks.prefix --quick
+	$(BIN)/python -m benchmarks.scheduling --quick
 	$(BIN)/python -m benchmarks.overlap --quick
 
 docs: install ## Write the generated pages of docs/
