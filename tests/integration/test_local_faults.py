@@ -154,12 +154,12 @@ def test_sigterm_from_elsewhere_drains_too_and_calls_go_on_elsewhere(tmp_path: P
     asyncio.run(run())
 
 
-async def is_ready(instance: LocalInstance) -> bool:
-    request = httpx.Request("GET", "http://function/readyz")
+async def get(instance: LocalInstance, path: str) -> tuple[int, str]:
+    request = httpx.Request("GET", f"http://function{path}")
     response = await instance._transport.handle_async_request(request)
-    await response.aread()
+    body = await response.aread()
     await response.aclose()
-    return response.status_code == 200
+    return response.status_code, body.decode()
 
 
 def test_an_instance_that_drains_since_sigterm_from_elsewhere_fails_no_new_call(
@@ -174,8 +174,11 @@ def test_an_instance_that_drains_since_sigterm_from_elsewhere_fails_no_new_call(
             await until(lambda: any(i.state == "busy" for i in platform.instances()))
             (instance,) = platform._pools["training"].instances.values()
             assert instance.process is not None
+            at_work = 'rlhfless_calls_in_flight{function="training"} 1.0'
+            while at_work not in (await get(instance, "/metrics"))[1]:
+                await asyncio.sleep(0.005)
             os.kill(instance.process.pid, signal.SIGTERM)
-            while await is_ready(instance):  # noqa: ASYNC110
+            while (await get(instance, "/readyz"))[0] == 200:
                 await asyncio.sleep(0.005)
             (done,) = await frames_of(platform, train(tmp_path, "b"))
             assert isinstance(done, TrainDone)
