@@ -175,10 +175,10 @@ def test_an_instance_that_drains_since_sigterm_from_elsewhere_fails_no_new_call(
             (instance,) = platform._pools["training"].instances.values()
             assert instance.process is not None
             at_work = 'rlhfless_calls_in_flight{function="training"} 1.0'
-            while at_work not in (await get(instance, "/metrics"))[1]:
+            while at_work not in (await get(instance, "/metrics"))[1]:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             os.kill(instance.process.pid, signal.SIGTERM)
-            while (await get(instance, "/readyz"))[0] == 200:
+            while (await get(instance, "/readyz"))[0] == 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             (done,) = await frames_of(platform, train(tmp_path, "b"))
             assert isinstance(done, TrainDone)
