@@ -41,7 +41,7 @@ class Report:
 @dataclass
 class RunningCall:
     """A call whose stream is open. ``began_s``: loop seconds of its first frame, None before it;
-    ``reports``: the first and the newest.
+    ``reports``: the first since all its samples were admitted, and the newest.
 
     ``steerable`` becomes false with the first steer that is not accepted. ``given_up``: samples
     that left it unfinished, and have not come back.
@@ -126,6 +126,7 @@ class Actor:
                 return
             call.steers += 1
             call.given_up.difference_update(ids)
+            call.reports = []
             # Before the answer: the first tokens may be faster.
             prompts, tasks = call.contents.add(ids)
             request = steer_request(
@@ -190,7 +191,8 @@ class Actor:
                     self._gave_up(call, [ids[index] for index in frame.samples])
                 elif isinstance(frame, Progress):
                     report = Report(loop.time(), frame, call.new_tokens)
-                    call.reports = [*call.reports[:1], report]
+                    # Prefill is no part of an iteration's pace.
+                    call.reports = [*([] if frame.waiting else call.reports[:1]), report]
                 elif isinstance(frame, RolloutDone):
                     self._stats.add(frame)
                     return

@@ -16,6 +16,9 @@ from scaling.migration import plan_moves
 
 MIN_ITERATIONS = 8
 """An actor's own pace counts once it has made so many iterations."""
+DOUBT_S = 1.0
+"""And counts half after so long: reports come some tenths of a second late when others keep the
+controller busy, and a move on their account is made in vain."""
 
 
 class Rebalancer:
@@ -133,7 +136,8 @@ class Rebalancer:
         expected_s = self._plan.cost.decode_s(
             iterations, newest.new_tokens - first.new_tokens, context
         )
-        return min(8.0, max(0.5, (newest.at_s - first.at_s) / max(expected_s, 1e-9)))
+        measured_s = newest.at_s - first.at_s
+        return min(8.0, max(0.5, (measured_s + DOUBT_S) / (expected_s + DOUBT_S)))
 
     def _sharpened(self, rollout: Rollout) -> dict[int, Forecast]:
         """Forecasts by group, with what the step's own samples say."""
