@@ -62,23 +62,27 @@ def _print_alternatives(console: Console, plan: dict[str, Any]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", "actors", "assignment", "seconds", "function-s", "score"):
         table.add_column(name, justify="left" if name in ("", "assignment") else "right")
-    shown = sorted(alternatives, key=lambda a: float(a["score"]))[:NEAREST]
-    best = next((a for a in alternatives if a.get("chosen")), shown[0])
+    ranked = sorted(alternatives, key=lambda a: (not a.get("chosen"), float(a["score"])))
+    distinct = {_row(a): a for a in reversed(ranked)}  # ways that come to the same are one
+    shown = sorted(distinct.values(), key=lambda a: float(a["score"]))[:NEAREST]
+    best = next((a for a in distinct.values() if a.get("chosen")), shown[0])
     if best not in shown:  # lower scores may be too slow (objective.max_slowdown)
         shown[-1] = best
     for a in sorted(shown, key=lambda a: (a["actors"], a["score"])):
-        chosen = a is best
-        table.add_row(
-            "->" if chosen else "",
-            str(a["actors"]),
-            a["strategy"],
-            f"{a['seconds']:.3f}",
-            f"{a['function_seconds']:.3f}",
-            f"{a['score']:.4f}",
-        )
+        table.add_row("->" if a is best else "", *_row(a))
     console.print(table)
-    if len(alternatives) > len(shown):
-        console.print(f"  ({len(shown)} of {len(alternatives)} alternatives, by score)")
+    if len(distinct) > len(shown):
+        console.print(f"  ({len(shown)} of {len(distinct)} alternatives, by score)")
+
+
+def _row(a: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        str(a["actors"]),
+        a["strategy"],
+        f"{a['seconds']:.3f}",
+        f"{a['function_seconds']:.3f}",
+        f"{a['score']:.4f}",
+    )
 
 
 def _print_prefixes(console: Console, prefix: dict[str, Any]) -> None:
