@@ -111,6 +111,7 @@ async def run_step(
     looked_s = loop.time()
     async with asyncio.TaskGroup() as group:
         group.create_task(asyncio.to_thread(job.keep_samples, samples), name="keep-samples")
+        group.create_task(asyncio.to_thread(job.objects.sync, batch.name), name="sync-batch")
         looked = group.create_task(
             asyncio.to_thread(
                 look_ahead,

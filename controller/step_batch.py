@@ -19,10 +19,10 @@ from rlhfless.messages import BatchRef
 async def write_step_batch(
     job: Job, plan: StepPlan, finished: Sequence[FinishedSample], scoring: Scoring
 ) -> BatchRef:
-    """Store the step's samples, in the plan's order, as one training batch."""
+    """Store the step's samples, in the plan's order, as one training batch; not synced yet."""
     batch = make_batch(plan, [scoring.scored(sample) for sample in finished])
     name = batch_name(job.id, plan.step)
-    return await asyncio.to_thread(write_batch, job.objects, name, batch)
+    return await asyncio.to_thread(write_batch, job.objects, name, batch, durable=False)
 
 
 def make_batch(plan: StepPlan, scored: Sequence[ScoredSample]) -> Batch:

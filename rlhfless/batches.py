@@ -72,10 +72,12 @@ def decode_batch(data: bytes) -> Batch:
     return Batch(**load(data))
 
 
-def write_batch(store: ObjectStore, name: str, batch: Batch) -> BatchRef:
-    """Store a batch under ``name``; writing the same batch again is harmless."""
+def write_batch(store: ObjectStore, name: str, batch: Batch, *, durable: bool = True) -> BatchRef:
+    """Store a batch under ``name``; writing the same batch again is harmless. A lost update is
+    replayed from it: whoever writes it without ``durable`` calls ``store.sync`` before the commit.
+    """
     data = encode_batch(batch)
-    store.put(name, data, durable=True)  # a lost update is replayed from it
+    store.put(name, data, durable=durable)
     return BatchRef(name=name, sha256=sha256(data), num_samples=batch.num_samples)
 
 

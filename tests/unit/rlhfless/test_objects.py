@@ -132,6 +132,11 @@ def test_what_is_committed_is_synced_before_it_is_seen_and_its_folders_after(
     done.clear()
     store.put("results/r", b"can be made again")
     assert done == ["rename"]
+    done.clear()
+    store.sync("results/r")
+    assert done == ["sync results/r", "sync results", "sync ."]
+    with pytest.raises(FileNotFoundError):
+        store.sync("results/none")
 
 
 def make_batch(lengths: list[tuple[int, int]]) -> Batch:
