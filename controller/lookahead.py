@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from controller import learning, planning
 from controller.collector import FinishedSample
@@ -34,6 +36,16 @@ class Outlook:
     def actors(self, otherwise: int) -> int:
         """Rollout instances the next step wants."""
         return otherwise if self.following is None else len(self.following.rollout.assignment)
+
+
+AFTER_S = 0.02
+"""The train call goes out first: a thread that computes holds up the loop that sends it."""
+
+
+async def looking_ahead(*args: Any, **kwargs: Any) -> Outlook:
+    """``look_ahead`` in a thread, a moment from now."""
+    await asyncio.sleep(AFTER_S)
+    return await asyncio.to_thread(look_ahead, *args, **kwargs)
 
 
 def look_ahead(

@@ -19,7 +19,7 @@ from controller.generate import generate
 from controller.job import Event, Job, StepSamples
 from controller.job_store import StepRecord
 from controller.learning import PolicyState
-from controller.lookahead import Ahead, look_ahead
+from controller.lookahead import Ahead, looking_ahead
 from controller.overlap import Overlap
 from controller.requests import RolloutTask, train_request
 from controller.scoring import Scoring
@@ -113,8 +113,7 @@ async def run_step(
         group.create_task(asyncio.to_thread(job.keep_samples, samples), name="keep-samples")
         group.create_task(asyncio.to_thread(job.objects.sync, batch.name), name="sync-batch")
         looked = group.create_task(
-            asyncio.to_thread(
-                look_ahead,
+            looking_ahead(
                 job,
                 plan,
                 rollout_plan,
