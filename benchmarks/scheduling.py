@@ -34,6 +34,7 @@ from benchmarks.paced.pace import PACE
 from benchmarks.paced.workloads import Recipe, record
 from controller.ledger import Usage
 from rlhfless.messages import FunctionName
+from rlhfless.spec import SchedulingSpec
 from rlhfless.spec_file import parse_spec
 
 ACTORS = 16
@@ -43,17 +44,8 @@ PACED: dict[FunctionName, str] = {
     "reference": "benchmarks.paced.scoring:create_reference",
     "training": "benchmarks.paced.training:create",
 }
-_OFF: dict[str, Any] = {
-    "strategy": "custom",
-    "dedup_prefill": False,
-    "prefix_cache": False,
-    "predict_lengths": False,
-    "scale_actors": False,
-    "assignment": "random",
-    "early_release": False,
-    "migrate": False,
-    "stream_scoring": False,
-}
+_OFF: dict[str, Any] = SchedulingSpec(strategy="static").model_dump() | {"strategy": "custom"}
+"""Every switch as ``static`` has it, to be set one by one."""
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from controller import learning, planning
 from controller.collector import FinishedSample
@@ -39,13 +38,13 @@ class Outlook:
 
 
 AFTER_S = 0.02
-"""The train call goes out first: a thread that computes holds up the loop that sends it."""
+"""Seconds. The train call goes out first: a computing thread holds up the loop that sends it."""
 
 
-async def looking_ahead(*args: Any, **kwargs: Any) -> Outlook:
-    """``look_ahead`` in a thread, a moment from now."""
+async def in_a_moment(look: Callable[[], Outlook]) -> Outlook:
+    """``look`` in a thread, ``AFTER_S`` from now."""
     await asyncio.sleep(AFTER_S)
-    return await asyncio.to_thread(look_ahead, *args, **kwargs)
+    return await asyncio.to_thread(look)
 
 
 def look_ahead(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -19,7 +20,7 @@ from controller.generate import generate
 from controller.job import Event, Job, StepSamples
 from controller.job_store import StepRecord
 from controller.learning import PolicyState
-from controller.lookahead import Ahead, looking_ahead
+from controller.lookahead import Ahead, in_a_moment, look_ahead
 from controller.overlap import Overlap
 from controller.requests import RolloutTask, train_request
 from controller.scoring import Scoring
@@ -109,23 +110,22 @@ async def run_step(
     samples = StepSamples(step, finished, scoring.scores, prompt_of)
     batch_tokens = sum(len(prompt_of[s.id].tokens) + len(s.tokens) for s in finished)
     looked_s = loop.time()
+    look = partial(
+        look_ahead,
+        job,
+        plan,
+        rollout_plan,
+        finished,
+        stats,
+        state,
+        start_s=start_s,
+        now_s=looked_s,
+        last=last,
+    )
     async with asyncio.TaskGroup() as group:
         group.create_task(asyncio.to_thread(job.keep_samples, samples), name="keep-samples")
         group.create_task(asyncio.to_thread(job.objects.sync, batch.name), name="sync-batch")
-        looked = group.create_task(
-            looking_ahead(
-                job,
-                plan,
-                rollout_plan,
-                finished,
-                stats,
-                state,
-                start_s=start_s,
-                now_s=looked_s,
-                last=last,
-            ),
-            name="look-ahead",
-        )
+        looked = group.create_task(in_a_moment(look), name="look-ahead")
         between = group.create_task(
             standby.between_steps(looked, actors, batch_tokens), name="standby"
         )

@@ -73,15 +73,7 @@ class PacedEngine:
         books = PrefixBooks() if prefixes is None else prefixes.books
         self._write_lateness()
         yield msgspec.structs.replace(
-            done,
-            prefill_loaded=books.loaded,
-            prefill_reused=books.reused,
-            prefill_s=max(0.0, done.prefill_s - books.load_s - books.publish_s),
-            kv_loads=books.loads,
-            kv_load_s=books.load_s,
-            kv_loaded_bytes=books.loaded_bytes,
-            kv_publish_s=books.publish_s,
-            kv_published_bytes=books.published_bytes,
+            books.entered_in(done),
             weights_pull_s=self._pulled.seconds,
             weights_bytes=self._pulled.bytes,
             max_batch=limits.max_batch,

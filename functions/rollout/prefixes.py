@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from prefix_cache.entry import Bytes, Layout
 from prefix_cache.keys import KvIdentity, segment_keys
 from prefix_cache.store import KvStore
+from rlhfless.messages import RolloutDone
 from rlhfless.objects import ObjectStore
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -35,6 +37,20 @@ class PrefixBooks:
     loaded_bytes: int = 0
     publish_s: float = 0.0
     published_bytes: int = 0
+
+    def entered_in(self, done: RolloutDone) -> RolloutDone:
+        """``done`` with these books; its prefill seconds without loading and publishing."""
+        return msgspec.structs.replace(
+            done,
+            prefill_loaded=self.loaded,
+            prefill_reused=self.reused,
+            prefill_s=max(0.0, done.prefill_s - self.load_s - self.publish_s),
+            kv_loads=self.loads,
+            kv_load_s=self.load_s,
+            kv_loaded_bytes=self.loaded_bytes,
+            kv_publish_s=self.publish_s,
+            kv_published_bytes=self.published_bytes,
+        )
 
 
 class Prefixes:
