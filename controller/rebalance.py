@@ -81,13 +81,17 @@ class Rebalancer:
 
     def _loads(self, rollout: Rollout) -> list[ActorLoad]:
         forecasts = self._sharpened(rollout)
-        return [self._load(rollout, actor, forecasts) for actor in rollout.running]
+        num_left = len(rollout.collector.all_remaining())
+        return [self._load(rollout, actor, forecasts, num_left) for actor in rollout.running]
 
-    def _load(self, rollout: Rollout, actor: Actor, forecasts: Mapping[int, Forecast]) -> ActorLoad:
+    def _load(
+        self, rollout: Rollout, actor: Actor, forecasts: Mapping[int, Forecast], num_left: int
+    ) -> ActorLoad:
+        """``num_left``: samples of all actors that are not finished."""
         collector, call = rollout.collector, actor.call
         now_s = asyncio.get_running_loop().time()
         streaming = call is not None and call.began_s is not None
-        num_left, moving = len(collector.all_remaining()), rollout.moving
+        moving = rollout.moving
         samples = []
         for name in actor.left:
             if name in moving:

@@ -28,7 +28,7 @@ class Standby:
         self._job = job
         self._plan = plan
         self._after = after
-        self._back = False
+        self._restarted = False
         self.released = 0
 
     async def rollout_thins(
@@ -38,12 +38,12 @@ class Standby:
         for ``remaining_s`` yet. Instances that would only wait are let go, and started again when
         it is time for the next rollout, as many as this one had (what the next wants is not known
         yet); after that none is let go again."""
-        if self._back or not self._weighs:
+        if self._restarted or not self._weighs:
             return
         gap_s = remaining_s() + self._plan.training_s(batch_tokens)
         due = prewarm_at(gap_s, self._plan.cost.cold_start_s("rollout")) == 0.0
         if due and self.released and self._after:
-            self._back = True
+            self._restarted = True
             count = len(self._plan.assignment)
             await self._job.dispatcher.platform.scale("rollout", count)
         else:

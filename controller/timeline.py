@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from rlhfless.messages import FunctionName
 
+KEEP_LOADS = 256
+
 
 @dataclass(frozen=True)
 class CallSpan:
@@ -25,7 +27,7 @@ class CallSpan:
 @dataclass
 class Timeline:
     """Calls of a job, kept for the current step. ``loads``: (loop seconds, function, seconds) of
-    calls that had to load what a warm instance has."""
+    the newest calls that had to load what a warm instance has."""
 
     calls: list[CallSpan] = field(default_factory=list)
     loads: list[tuple[float, FunctionName, float]] = field(default_factory=list)
@@ -56,3 +58,4 @@ class Timeline:
 
     def forget_before(self, time_s: float) -> None:
         self.calls = [call for call in self.calls if call.end_s > time_s]
+        self.loads = self.loads[-KEEP_LOADS:]
