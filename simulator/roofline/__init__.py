@@ -1,6 +1,7 @@
 """Seconds and bytes of inference and training, from a model's shape and hardware facts."""
 
-from simulator.roofline.inference import PREFILL_CHUNK, InferenceCost, fabric_of
+from simulator.roofline.engine import PREFILL_CHUNK, EngineCost
+from simulator.roofline.inference import InferenceCost, fabric_of
 from simulator.roofline.memory import (
     BLOCK_TOKENS,
     check_fits,
@@ -21,6 +22,7 @@ from simulator.roofline.transfers import (
 __all__ = [
     "BLOCK_TOKENS",
     "PREFILL_CHUNK",
+    "EngineCost",
     "Fabric",
     "InferenceCost",
     "Layout",
