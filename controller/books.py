@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from controller.job_store import JobStore
+from controller.journal import Journal
 from controller.ledger import Ledger, Usage
 from rlhfless.errors import RlhflessError, TransientError
 from rlhfless.messages import FunctionName
@@ -47,7 +47,7 @@ class Books:
 
 
 @asynccontextmanager
-async def keeping(books: Books, journal: JobStore) -> AsyncGenerator[None]:
+async def keeping(books: Books, journal: Journal) -> AsyncGenerator[None]:
     """Saves the books to the journal every now and then, and at the end, however it comes."""
     loop = asyncio.get_running_loop()
 

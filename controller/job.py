@@ -10,7 +10,7 @@ from controller.books import Books
 from controller.collector import FinishedSample
 from controller.dataset import PromptOrder, Row
 from controller.dispatch import Dispatcher
-from controller.job_store import JobStore, Scores
+from controller.journal import Journal, Scores
 from controller.ledger import Ledger
 from controller.timeline import Timeline
 from controller.tokenizer import PromptTokenizer
@@ -78,7 +78,7 @@ class Surroundings:
 class Job(Surroundings):
     """A running job. Nothing in here changes the result of a step but ``spec`` and ``data``."""
 
-    journal: JobStore
+    journal: Journal
     dispatcher: Dispatcher
     timeline: Timeline
     ledger: Ledger

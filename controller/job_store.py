@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
@@ -25,35 +24,10 @@ from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, RedisError, WatchError
 
 from controller.collector import FinishedSample
+from controller.journal import Scores, StepJournal, StepRecord
 from rlhfless.errors import CapacityError, ConflictError, InternalError, TransientError
 
 STEP_PARTS = ("samples", "scores", "reference")
-
-
-class Scores(msgspec.Struct, frozen=True):
-    """A sample's reward: weighted total, and by function (None: does not apply)."""
-
-    total: float
-    parts: list[float | None]
-
-
-@dataclass
-class StepJournal:
-    """What an open step has already done, by sample id."""
-
-    samples: dict[str, FinishedSample] = field(default_factory=dict)
-    scores: dict[str, Scores] = field(default_factory=dict)
-    reference: dict[str, bytes] = field(default_factory=dict)
-
-
-class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A committed step. ``position`` is where the data order goes on."""
-
-    step: int
-    version: int
-    metrics: dict[str, float]
-    position: dict[str, int]
-    plan: dict[str, Any] = {}
 
 
 _samples = msgspec.msgpack.Decoder(FinishedSample)

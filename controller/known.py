@@ -11,7 +11,7 @@ from typing import Any
 from controller.books import Books
 from controller.evaluation import Evaluation, remembered
 from controller.job import Event
-from controller.job_store import StepRecord
+from controller.journal import StepRecord
 from controller.ledger import Usage
 from rlhfless.messages import FunctionName
 

@@ -25,7 +25,7 @@ from contextlib import suppress
 from typing import Any
 
 from controller.job import StepSamples
-from controller.job_store import StepRecord
+from controller.journal import StepRecord
 from rlhfless.errors import ConflictError, UserError, of_os_error
 from rlhfless.spec import JobSpec, reward_name
 from rlhfless.spec_file import dump_spec, load_spec

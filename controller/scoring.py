@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from controller.collector import FinishedSample
 from controller.job import Job, Prompt
-from controller.job_store import Scores, StepJournal
+from controller.journal import Scores, StepJournal
 from controller.requests import reference_request, reward_request
 from controller.shadow import Shadow
 from rlhfless.errors import InternalError

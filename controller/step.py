@@ -18,7 +18,7 @@ from controller.collector import Collector, FinishedSample
 from controller.dataset import Position
 from controller.generate import generate
 from controller.job import Event, Job, StepSamples
-from controller.job_store import StepRecord
+from controller.journal import StepRecord
 from controller.learning import PolicyState
 from controller.lookahead import Ahead, in_a_moment, look_ahead
 from controller.overlap import Overlap

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from controller.collector import FinishedSample
-from controller.job_store import Scores
+from controller.journal import Scores
 from controller.ledger import Usage
 from controller.rollout_stats import RolloutStats
 from rlhfless.messages import TrainDone, finite

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from controller.evaluation import Evaluation
-from controller.job_store import StepRecord
+from controller.journal import StepRecord
 from controller.known import Known
 from controller.ledger import Usage
 from controller.orchestrator import Outcome

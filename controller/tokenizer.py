@@ -82,31 +82,14 @@ class PromptTokenizer:
     ) -> Mapping[int, list[int]]:
         """Row number -> prompt tokens. ``overlong`` decides about prompts that leave no room for
         ``max_tokens`` in the context; dropped rows are missing from the result."""
-        room = None if self.context is None else self.context - max_tokens
-        if room is not None and room < 1:
-            raise UserError(
-                f"rollout.max_tokens {max_tokens} fills the model's context of {self.context}",
-                param="rollout.max_tokens",
-            )
-        encoded: dict[int, list[int]] = {}
-        for number, (row, tokens) in enumerate(zip(rows, self._encode(rows, param), strict=True)):
-            if not tokens:
-                raise UserError(f"{row.where}: the prompt has no tokens", param=param)
-            if room is not None and len(tokens) > room:
-                if overlong == "drop":
-                    continue
-                if overlong == "error":
-                    raise UserError(
-                        f"{row.where}: a prompt of {len(tokens)} tokens and responses of up to "
-                        f"{max_tokens} do not fit the model's context of {self.context}",
-                        param=f"{param}.overlong",
-                        hint="lower rollout.max_tokens, or set overlong to drop or truncate_left",
-                    )
-                tokens = tokens[-room:]
-            encoded[number] = tokens
-        if not encoded:
-            raise UserError("every prompt is too long for the context", param=f"{param}.overlong")
-        return encoded
+        return fitting(
+            rows,
+            self._encode(rows, param),
+            context=self.context,
+            max_tokens=max_tokens,
+            overlong=overlong,
+            param=param,
+        )
 
     def tokens_of(self, text: str) -> list[int]:
         """Tokens of a piece of text, with nothing added."""
@@ -163,6 +146,43 @@ class PromptTokenizer:
                 f"{row.where}: the chat template refuses the prompt: {error}", param=param
             ) from error
         return text
+
+
+def fitting(
+    rows: Sequence[Row],
+    encoded: Sequence[list[int]],
+    *,
+    context: int | None,
+    max_tokens: int,
+    overlong: Overlong,
+    param: str,
+) -> Mapping[int, list[int]]:
+    """See ``PromptTokenizer.encode``; ``encoded`` are the rows' tokens, whole."""
+    room = None if context is None else context - max_tokens
+    if room is not None and room < 1:
+        raise UserError(
+            f"rollout.max_tokens {max_tokens} fills the model's context of {context}",
+            param="rollout.max_tokens",
+        )
+    fit: dict[int, list[int]] = {}
+    for number, (row, tokens) in enumerate(zip(rows, encoded, strict=True)):
+        if not tokens:
+            raise UserError(f"{row.where}: the prompt has no tokens", param=param)
+        if room is not None and len(tokens) > room:
+            if overlong == "drop":
+                continue
+            if overlong == "error":
+                raise UserError(
+                    f"{row.where}: a prompt of {len(tokens)} tokens and responses of up to "
+                    f"{max_tokens} do not fit the model's context of {context}",
+                    param=f"{param}.overlong",
+                    hint="lower rollout.max_tokens, or set overlong to drop or truncate_left",
+                )
+            tokens = tokens[-room:]
+        fit[number] = tokens
+    if not fit:
+        raise UserError("every prompt is too long for the context", param=f"{param}.overlong")
+    return fit
 
 
 def _load_tokenizer(path: str) -> Any:

@@ -12,7 +12,8 @@ import asyncio
 from typing import Any
 
 import controller.local_run
-from controller.job_store import JobStore, StepRecord
+from controller.job_store import JobStore
+from controller.journal import StepRecord
 from controller.platforms.local import LocalOptions, LocalPlatform
 from rlhfless.cli.main import main
 from rlhfless.messages import FUNCTION_NAMES

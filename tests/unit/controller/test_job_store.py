@@ -9,7 +9,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from controller.collector import FinishedSample
-from controller.job_store import JobStore, Scores, StepRecord
+from controller.job_store import JobStore
+from controller.journal import Scores, StepRecord
 from rlhfless.errors import ConflictError, InternalError
 
 SAMPLE = FinishedSample(

@@ -14,7 +14,7 @@ import pytest
 from controller.collector import FinishedSample, Sample
 from controller.dataset import Position, Row
 from controller.job import Prompt
-from controller.job_store import Scores
+from controller.journal import Scores
 from controller.overlap import Overlap
 from controller.planning import StepPlan
 from controller.scoring import ScoredSample

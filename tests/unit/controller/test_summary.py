@@ -12,7 +12,7 @@ import pytest
 from controller.books import Books
 from controller.evaluation import EvaluatedSample, Evaluation
 from controller.job import Event
-from controller.job_store import StepRecord
+from controller.journal import StepRecord
 from controller.known import Known
 from controller.ledger import Ledger
 from controller.run_folder import RunFolder
