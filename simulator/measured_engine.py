@@ -1,10 +1,10 @@
-"""An engine's seconds from measured coefficients (``simulator.measurements``)."""
+"""An engine's seconds from measured coefficients (``rlhfless.measurements``)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from simulator.measurements import Measurements
+from rlhfless.measurements import Measurements
 from simulator.roofline import PREFILL_CHUNK, EngineCost
 from simulator.roofline.operators import Array, X
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhfless.measurements import Measurements, RolloutMeasured
 from simulator.hardware import load_catalog
 from simulator.measured_engine import MeasuredEngine
-from simulator.measurements import Measurements, RolloutMeasured
 from simulator.model_shape import load_shape
 from simulator.roofline import InferenceCost, fabric_of
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from rlhfless.errors import UserError
-from scaling.cost_model import PRIORS
-from simulator.measurements import (
+from rlhfless.measurements import (
     Measurements,
     RolloutMeasured,
     TrainingMeasured,
     load_measurements,
     save_measurements,
 )
+from scaling.cost_model import PRIORS
 
 FULL = Measurements(
     source="rlhfless profile",
