@@ -23,7 +23,9 @@ from rlhfless.messages import (
     Frame,
     FunctionName,
     Heartbeat,
+    LogprobsRequest,
     Request,
+    RewardRequest,
     SteerRequest,
 )
 
@@ -71,7 +73,7 @@ class Dispatcher:
                     else:
                         yield frame
         finally:
-            self.timeline.add(function, start_s, loop.time(), busy_s, load_s)
+            self.timeline.add(function, start_s, loop.time(), busy_s, load_s, _work(request))
 
     async def steer(self, request: SteerRequest) -> bool:
         """Change a running call; False if it cannot be changed (``Platform.steer``)."""
@@ -114,3 +116,15 @@ class Dispatcher:
         if not isinstance(last, result):
             raise InternalError(f"expected {result.__name__}, got {type(last).__name__}")
         return last
+
+
+def _work(request: Request) -> int:
+    """What a scoring call's time depends on: samples of a reward call, tokens of a log-probs call.
+    Other functions tell themselves what they worked on."""
+    match request:
+        case RewardRequest():
+            return len(request.sample_ids)
+        case LogprobsRequest():
+            return sum(map(len, request.prompts)) + sum(map(len, request.responses))
+        case _:
+            return 0

@@ -143,6 +143,7 @@ async def run_step(
         scoring_tail_s=scored_s - rollout_end_s,
         train_s=trained.train_s,
         overhead_s=end_s - start_s - job.timeline.covered_s(start_s, end_s),
+        controller_s=end_s - start_s - job.timeline.called_s(start_s, end_s),
     )
     facts = StepFacts(
         step=step,

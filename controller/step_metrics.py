@@ -16,13 +16,15 @@ from rlhfless.spec import JobSpec, reward_name
 @dataclass(frozen=True)
 class StepTimes:
     """Seconds. ``scoring_tail_s``: from the last token to the last score. ``overhead_s``: time in
-    which no function worked. ``train_s`` as the training function measured it."""
+    which no function worked; ``controller_s`` of that: no call was under way. ``train_s`` as the
+    training function measured it."""
 
     step_s: float
     rollout_s: float
     scoring_tail_s: float
     train_s: float
     overhead_s: float
+    controller_s: float
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def step_metrics(spec: JobSpec, facts: StepFacts) -> dict[str, float]:
         "time/restore_s": facts.trained.restore_s,
         "time/weights_pull_s": stats.weights_pull_s,
         "time/overhead_s": times.overhead_s,
+        "time/controller_s": times.controller_s,
         "functions/held_s": usage.held_s,
         "functions/busy_s": usage.busy_s,
         "functions/cold_s": usage.cold_s,
