@@ -2,7 +2,8 @@ import asyncio
 
 import pytest
 
-from simulator.clock import Deadlock, run
+from simulator import clock
+from simulator.clock import Deadlock, Livelock, run
 
 
 def test_time_jumps_from_timer_to_timer() -> None:
@@ -60,3 +61,37 @@ def test_the_same_program_gives_the_same_order() -> None:
         return order
 
     assert run(main()) == run(main())
+
+
+def test_tasks_that_never_let_time_pass_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "MOST_ROUNDS", 100)
+
+    async def spin() -> None:
+        while True:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(spin(), name="the-spinner")
+
+    with pytest.raises(Livelock, match=r"still at 0 s[^$]*the-spinner: waits in"):
+        run(main())
+
+
+def test_a_cancelled_group_ends_in_the_order_it_began() -> None:
+    async def main() -> list[int]:
+        order = []
+
+        async def worker(number: int) -> None:
+            try:
+                await asyncio.sleep(10)
+            finally:
+                order.append(number)
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1), asyncio.TaskGroup() as group:
+                for number in range(50):
+                    group.create_task(worker(number))
+        return order
+
+    assert run(main()) == list(range(50))
