@@ -74,7 +74,9 @@ class LengthModel:
         ):
             if wrong:
                 value = getattr(self, name)
-                raise UserError(f"workload.{name} cannot be {value}", param=f"workload.{name}")
+                raise UserError(
+                    f"workload.lengths.{name} cannot be {value}", param=f"workload.lengths.{name}"
+                )
 
     def lengths(self, prompts: PromptKeys, group: int, step: int, epoch: int) -> Lengths:
         samples = np.arange(group, dtype=np.uint64)[None, :]
@@ -111,9 +113,9 @@ class LengthModel:
         if max_context and self.cap > room:
             advice = f"at most {room} would do" if room > 0 else "the prompt alone fills it"
             raise UserError(
-                f"workload.cap: {self.cap} tokens after a prompt of {prompt_tokens} exceed the "
-                f"model's context of {max_context}; {advice}",
-                param="workload.cap",
+                f"workload.lengths.cap: {self.cap} tokens after a prompt of {prompt_tokens} exceed "
+                f"the model's context of {max_context}; {advice}",
+                param="workload.lengths.cap",
             )
         return self
 

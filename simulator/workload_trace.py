@@ -70,8 +70,7 @@ def read_run(folder: str) -> list[Group]:
         step = int("".join(c for c in name if c.isdigit()) or 1) - 1
         by_prompt: dict[str, list[int]] = {}
         for line, row in _rows(path):
-            prompt = row.get("prompt")
-            text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
+            text = text_of(row.get("prompt"))
             by_prompt.setdefault(text, []).append(_tokens(row.get("num_tokens"), path, line))
         groups += [Group(step, prompt, tuple(each)) for prompt, each in by_prompt.items()]
     if not groups:
@@ -101,6 +100,11 @@ def write_trace(path: str, groups: Sequence[Group]) -> None:
         for group in groups:
             row = {"step": group.step, "prompt": group.prompt, "lengths": list(group.lengths)}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def text_of(prompt: Any) -> str:
+    """What stands for a row's prompt, text or chat messages, in a trace and in ``keys_of``."""
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
 
 
 def keys_of(prompts: Sequence[str]) -> PromptKeys:

@@ -100,7 +100,7 @@ def test_long_tailed_math_is_as_rollpacker_reports() -> None:
 )
 def test_parameters_that_mean_nothing_are_refused(field: dict[str, float]) -> None:
     (name,) = field
-    with pytest.raises(UserError, match=f"workload.{name} cannot be"):
+    with pytest.raises(UserError, match=f"workload.lengths.{name} cannot be"):
         replace(PLAIN, **field)
 
 
