@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from controller.books import Books, keeping
+from controller.calibration import keeping_calibration
 from controller.dataset import PromptOrder, Row, load_rows
 from controller.dispatch import Dispatcher, RetryPolicy
 from controller.job import Data, Event, Job, Observer, Prompt, StepSamples
@@ -90,7 +91,8 @@ async def run_local(
                 )
                 orchestrator = Orchestrator(job, folder.file("weights"))
                 job.observe(Event("plan", "", {"total_steps": orchestrator.total_steps}))
-                outcome = await orchestrator.run()
+                async with keeping_calibration(folder, job):
+                    outcome = await orchestrator.run()
         records = await journal.records()
         if records and not await asyncio.to_thread(write_plot, folder, records):
             observe(Event("notice", NO_PLOT))

@@ -6,6 +6,7 @@ metrics.jsonl   one JSON object a step
 plans.jsonl     how each step's rollout was planned, for ``rlhfless explain``
 samples/        step-000001.jsonl ...: every rollout with its rewards
 summary.json    how it ended
+calibration.json  what its calls took (``rlhfless.measurements``), for the simulator
 progress.png    reward and response length over the steps
 weights/        the final model, ready for transformers
 logs/           one file a function instance

@@ -60,8 +60,6 @@ class TrainingMeasured(Section):
 
     update: Linear | None = None
     """Of a train call up to the new weights, and of a token of its batch that is computed there."""
-    gradients: Linear | None = None
-    """Of a call that begins an update beside the rollout, and of a token of its part."""
     publish_s: Seconds | None = None
     """Until a new version can be read."""
     weights_bytes: Count | None = None
@@ -117,7 +115,20 @@ def save_measurements(path: str, measurements: Measurements) -> None:
         raise of_os_error(f"cannot write {path}", error) from error
 
 
+def merged(older: Measurements, newer: Measurements) -> Measurements:
+    """All of ``newer``, and of ``older`` what ``newer`` does not know."""
+    return Measurements.model_validate(_over(as_json(older), as_json(newer)))
+
+
 def as_json(measurements: Measurements) -> dict[str, Any]:
     """As it is written."""
     raw = measurements.model_dump(mode="json", exclude_none=True)
     return {name: value for name, value in raw.items() if value not in ("", {})}
+
+
+def _over(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
+    result = older | newer
+    for name, value in newer.items():
+        if isinstance(value, dict) and isinstance(older.get(name), dict):
+            result[name] = _over(older[name], value)
+    return result

@@ -12,6 +12,7 @@ from rlhfless.measurements import (
     RolloutMeasured,
     TrainingMeasured,
     load_measurements,
+    merged,
     save_measurements,
 )
 from scaling.cost_model import PRIORS
@@ -33,7 +34,6 @@ FULL = Measurements(
     ),
     training=TrainingMeasured(
         update=PRIORS["training"],
-        gradients=(0.0, 1e-4),
         publish_s=0.1,
         weights_bytes=10,
     ),
@@ -93,3 +93,17 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot write"):
         save_measurements(str(tmp_path / "none" / "m.json"), FULL)
+
+
+def test_what_was_measured_again_counts() -> None:
+    newer = Measurements(
+        date="2026-12-01",
+        rollout=RolloutMeasured(prefill=(1.0, 2.0)),
+        call_s={"reward": 5.0},
+    )
+    both = merged(FULL, newer)
+    assert both.date == "2026-12-01"
+    assert both.rollout.prefill == (1.0, 2.0)
+    assert both.rollout.decode == FULL.rollout.decode
+    assert both.call_s == {"rollout": 2e-3, "reward": 5.0}
+    assert merged(FULL, Measurements()) == FULL
