@@ -1,0 +1,116 @@
+"""Several simulations of a job in the terminal, each against the first. Fits 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from rlhfless.messages import FunctionName
+from simulator.report.contents import Report, compare, extent, whole
+from simulator.report.table import assumptions
+from simulator.report.units import (
+    Scale,
+    factor,
+    held_scale,
+    number,
+    percent,
+    share,
+    time_scale,
+    usd,
+)
+from simulator.result import Simulation, Use
+
+
+def show(report: Report) -> RenderableType:
+    """Two or more simulations: totals, where accelerator time goes, what sets them apart."""
+    first = report.simulations[0]
+    heading = Text.assemble((first.job, "bold"), f" on {first.cluster}\n", (extent(first), "dim"))
+    return Group(
+        heading,
+        "",
+        _totals(report),
+        f"[dim]faster, saved: against {escape(first.strategy)}[/dim]",
+        "",
+        _shares(report),
+        *assumptions(report.simulations),
+    )
+
+
+def _totals(report: Report) -> Table:
+    """A row a simulation; the best of a column is bold."""
+    runs = report.simulations
+    times = time_scale(run.seconds for run in runs)
+    steps = time_scale(run.step_quantile(0.99) for run in runs)
+    held = held_scale([run.held_s for run in runs], report.noun)
+    table = _table()
+    table.add_column("strategy", overflow="fold", max_width=24)
+    for name in ("job", "step", "p99", "faster", held.unit, "saved", "cost", "saved"):
+        table.add_column(name, justify="right")
+    table.add_row("", times.unit, steps.unit, steps.unit, "", "", "", "", "", style="dim")
+    best_time = min(run.seconds for run in runs)
+    best_held = min(run.held_s for run in runs)
+    prices = [run.usd for run in runs if run.usd is not None]
+    best_usd = min(prices, default=None)
+    for run in runs:
+        against = compare(run, runs[0])
+        table.add_row(
+            escape(run.strategy),
+            _bold(times.show(run.seconds), run.seconds == best_time),
+            steps.show(run.step_s),
+            steps.show(run.step_quantile(0.99)),
+            "" if run is runs[0] else factor(against.speedup),
+            _bold(held.show(run.held_s), run.held_s == best_held),
+            "" if run is runs[0] else _percent(against.held_saved),
+            _bold(usd(run.usd), run.usd is not None and run.usd == best_usd),
+            "" if run is runs[0] else _percent(against.usd_saved),
+        )
+    return table
+
+
+def _shares(report: Report) -> Table:
+    """What becomes of accelerator time, and who holds it."""
+    functions = functions_of(report.simulations)
+    held = held_scale([run.held_s for run in report.simulations], report.noun)
+    table = _table()
+    table.add_column("strategy", overflow="fold", max_width=24)
+    for name in ("busy", "idle", "start", *functions, "tokens/s"):
+        table.add_column(name, justify="right")
+    units = [held.unit] * len(functions)
+    table.add_row("", "", "", "", *units, "", style="dim")
+    for run in report.simulations:
+        total = whole(run)
+        table.add_row(
+            escape(run.strategy),
+            *(share(each, total.held_s) for each in (total.busy_s, total.idle_s, total.cold_s)),
+            *(_held(run.usage.get(function), held) for function in functions),
+            number(run.tokens_per_s),
+        )
+    return table
+
+
+def functions_of(simulations: Sequence[Simulation]) -> list[FunctionName]:
+    """That hold accelerators in any of them."""
+    found = dict.fromkeys(
+        function for run in simulations for function, use in run.usage.items() if use.accelerators
+    )
+    return list(found)
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+
+
+def _bold(text: str, best: bool) -> str:
+    return f"[bold]{text}[/bold]" if best else text
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else percent(fraction)
+
+
+def _held(use: Use | None, scale: Scale) -> str:
+    return "-" if use is None else scale.show(use.held_s)
