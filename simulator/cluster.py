@@ -17,7 +17,14 @@ from pydantic import ValidationError
 from rlhfless.errors import UserError
 from rlhfless.messages import FunctionName
 from rlhfless.spec_file import read_mapping, user_error
-from simulator.cluster_file import ClusterSpec, ObjectStoreSpec, PlacementSpec, PoolSpec, SpotSpec
+from simulator.cluster_file import (
+    ClusterSpec,
+    ObjectStoreSpec,
+    PlacementSpec,
+    PoolSpec,
+    Sharing,
+    SpotSpec,
+)
 from simulator.hardware import Accelerator, Catalog, ColdStart, Price, load_catalog, unknown
 from simulator.model_shape import ModelShape
 from simulator.roofline import (
@@ -48,6 +55,8 @@ class Pool:
     on_demand_usd_per_hour: float | None
     spot_usd_per_hour: float | None
     cold_start: ColdStart
+    use_spot: bool = False
+    """Whether rollout may run on the preemptible nodes as such."""
 
     @property
     def accelerators(self) -> int:
@@ -66,6 +75,7 @@ class Cluster:
     object_store: ObjectStoreSpec
     placements: Mapping[FunctionName, PlacementSpec]
     catalog: Catalog
+    sharing: Sharing = "time_shared"
 
     def pools_for(self, function: FunctionName) -> list[Pool]:
         """Where instances of a function may run, the preferred pool first."""
@@ -143,6 +153,7 @@ def make_cluster(raw: dict[str, Any], base: str = ".") -> Cluster:
         object_store=spec.object_store,
         placements=spec.placements,
         catalog=catalog,
+        sharing=spec.sharing,
     )
 
 
@@ -170,6 +181,7 @@ def _pool(name: str, spec: PoolSpec, cold_start: str, catalog: Catalog, base: st
         on_demand_usd_per_hour=_usd(spec.price_usd_per_hour, price, spot=False),
         spot_usd_per_hour=_usd(spec.spot_price_usd_per_hour, price, spot=True),
         cold_start=catalog.cold_start(spec.cold_start or cold_start, start),
+        use_spot=spec.use_spot,
     )
 
 

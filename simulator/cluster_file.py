@@ -9,7 +9,7 @@ smallest one names a pool and nothing else::
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -21,6 +21,8 @@ Count = Annotated[int, Field(gt=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+
+Sharing = Literal["time_shared", "exclusive"]
 
 
 class Section(BaseModel):
@@ -59,6 +61,9 @@ class PoolSpec(Section):
     """Of one preemptible accelerator; null: the facts' price, which may be unknown."""
     spot: SpotSpec | None = None
     """Null: all nodes are on demand."""
+    use_spot: bool = False
+    """Let rollout run on the preemptible nodes as such; else they are taken, and paid, like those
+    on demand. The strategy's ``+spot`` switches it on."""
     memory_gib: Positive | None = None
     """Of one accelerator; null: the facts'."""
     link: str | None = None
@@ -74,6 +79,12 @@ class PoolSpec(Section):
         if nodes < 1:
             raise ValueError("an empty pool: give it at least one node, or leave it out")
         return nodes
+
+    @model_validator(mode="after")
+    def _some_spot(self) -> PoolSpec:
+        if self.use_spot and self.spot is None:
+            raise ValueError("use_spot needs spot: say which nodes are preemptible, e.g. spot: {}")
+        return self
 
 
 class ObjectStoreSpec(Section):
@@ -115,6 +126,10 @@ class ClusterSpec(Section):
     """Name of a cold start of the facts."""
     placements: dict[FunctionName, PlacementSpec] = {}
     """By function; one that is missing may run anywhere."""
+    sharing: Sharing = "time_shared"
+    """``time_shared``: an idle instance may be put to sleep, its weights in the host's memory, to
+    make room for another function; ``exclusive``: an instance keeps its accelerators until it is
+    let go."""
 
     @field_validator("pools", mode="before")
     @classmethod
