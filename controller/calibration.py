@@ -96,10 +96,11 @@ def calibrate(
         ),
         training=TrainingMeasured(
             update=_measured(cost, "training"),
+            gradients=by_work(timeline.worked["training"], _two(cost_model.PRIORS["training"])),
             publish_s=_median(record.metrics.get("time/publish_s") for record in records),
         ),
-        reward=scoring(timeline.worked["reward"], REWARD_PRIOR),
-        reference=scoring(timeline.worked["reference"], REFERENCE_PRIOR),
+        reward=by_work(timeline.worked["reward"], REWARD_PRIOR),
+        reference=by_work(timeline.worked["reference"], REFERENCE_PRIOR),
         cold_start_s=_by_function(cost, ""),
         load_s=_by_function(cost, " load"),
         call_s=carrying(timeline),
@@ -107,8 +108,8 @@ def calibrate(
     )
 
 
-def scoring(calls: Iterable[CallSpan], prior: Linear) -> Linear | None:
-    """Seconds of a call, and of each unit of its work; None without calls."""
+def by_work(calls: Iterable[CallSpan], prior: Linear) -> Linear | None:
+    """Seconds of a call, and of each unit of its work; None without calls that tell it."""
     measured = [(call.work, call.busy_s - call.load_s) for call in calls if call.work > 0]
     if not measured:
         return None

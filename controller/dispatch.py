@@ -16,12 +16,14 @@ from typing import TypeVar
 
 from controller.platforms.base import Platform
 from controller.timeline import Timeline
+from rlhfless.batches import decode_batch
 from rlhfless.errors import CapacityError, InternalError, RlhflessError, is_retryable
 from rlhfless.messages import (
     ROUTES,
     AnyFrame,
     Frame,
     FunctionName,
+    GradientsRequest,
     Heartbeat,
     LogprobsRequest,
     Request,
@@ -119,12 +121,15 @@ class Dispatcher:
 
 
 def _work(request: Request) -> int:
-    """What a scoring call's time depends on: samples of a reward call, tokens of a log-probs call.
-    Other functions tell themselves what they worked on."""
+    """What a call's time depends on, where its answer does not say: samples of a reward call, tokens
+    of a log-probs or gradients call."""
     match request:
         case RewardRequest():
             return len(request.sample_ids)
         case LogprobsRequest():
             return sum(map(len, request.prompts)) + sum(map(len, request.responses))
+        case GradientsRequest():
+            part = decode_batch(request.batch)
+            return len(part.prompt_tokens) + len(part.response_tokens)
         case _:
             return 0

@@ -60,6 +60,8 @@ class TrainingMeasured(Section):
 
     update: Linear | None = None
     """Of a train call up to the new weights, and of a token of its batch that is computed there."""
+    gradients: Linear | None = None
+    """Of a call that begins an update beside the rollout, and of a token of its part."""
     publish_s: Seconds | None = None
     """Until a new version can be read."""
     weights_bytes: Count | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.calibration import calibrate, carrying, scoring
+from controller.calibration import by_work, calibrate, carrying
 from controller.journal import StepRecord
 from controller.learning import EngineLimits, PolicyState
 from controller.timeline import Timeline
@@ -28,11 +28,11 @@ def _timeline() -> Timeline:
 
 
 def test_scoring_is_by_call_and_sample_without_its_load() -> None:
-    found = scoring(_timeline().worked["reward"], (1e-3, 1e-3))
+    found = by_work(_timeline().worked["reward"], (1e-3, 1e-3))
     assert found is not None
     for samples in (4, 16, 64):
         assert found[0] + found[1] * samples == pytest.approx(2e-3 + 1e-4 * samples, rel=0.05)
-    assert scoring([], (1e-3, 1e-3)) is None
+    assert by_work([], (1e-3, 1e-3)) is None
 
 
 def test_carrying_leaves_out_calls_that_waited() -> None:

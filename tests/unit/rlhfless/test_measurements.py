@@ -34,6 +34,7 @@ FULL = Measurements(
     ),
     training=TrainingMeasured(
         update=PRIORS["training"],
+        gradients=(0.0, 1e-4),
         publish_s=0.1,
         weights_bytes=10,
     ),
