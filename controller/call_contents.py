@@ -17,6 +17,7 @@ class CallContents:
         self._collector = collector
         self._dedup = dedup
         self._index: dict[tuple[int, ...], int] = {}
+        self._index_of_group: dict[int, int] = {}
         self._num_prompts = 0
 
     def add(self, ids: Sequence[str]) -> tuple[list[list[int]], list[SampleTask]]:
@@ -24,12 +25,16 @@ class CallContents:
         prompts: list[list[int]] = []
         tasks: list[SampleTask] = []
         for sample_id in ids:
-            prompt = self._collector.samples[sample_id].prompt
-            index = self._index.get(prompt) if self._dedup else None
+            sample = self._collector.samples[sample_id]
+            # By group first: a long prompt takes microseconds to hash.
+            index = self._index_of_group.get(sample.group) if self._dedup else None
+            if index is None and self._dedup:
+                index = self._index.get(sample.prompt)
             if index is None:
-                index = self._index[prompt] = self._num_prompts
+                index = self._index[sample.prompt] = self._num_prompts
                 self._num_prompts += 1
-                prompts.append(list(prompt))
+                prompts.append(list(sample.prompt))
+            self._index_of_group[sample.group] = index
             tasks.append(self._collector.task(sample_id, index))
         self.ids += ids
         return prompts, tasks

@@ -42,10 +42,12 @@ class FinishedSample(Struct, frozen=True, kw_only=True):
 
 @dataclass
 class _Response:
+    """``finished``: what it became, which shares ``tokens``; nothing is appended to it after."""
+
     tokens: list[int] = field(default_factory=list)
     logprobs: bytearray = field(default_factory=bytearray)
     versions: list[int] = field(default_factory=list)
-    reason: FinishReason | None = None
+    finished: FinishedSample | None = None
 
 
 class Collector:
@@ -55,11 +57,7 @@ class Collector:
         self.samples = {sample.id: sample for sample in samples}
         self._responses = {sample_id: _Response() for sample_id in self.samples}
         for finished in done:
-            response = self._responses[finished.id]
-            response.tokens = list(finished.tokens)
-            response.logprobs = bytearray(finished.logprobs)
-            response.versions = list(finished.versions)
-            response.reason = finished.reason
+            self._responses[finished.id] = _Response(finished.tokens, finished=finished)
 
     def tokens(self, ids: Sequence[str], frame: Tokens) -> int:
         """Take a frame of the call that was given the samples ``ids``; returns new tokens taken."""
@@ -78,26 +76,33 @@ class Collector:
         complete = []
         for index, reason in zip(frame.samples, frame.reasons, strict=True):
             response = self._responses[ids[index]]
-            if response.reason is None:
+            if response.finished is None:
                 if not response.tokens:
                     raise TransientError(f"sample {ids[index]} ended without a token")
-                response.reason = reason
-                complete.append(self.response(ids[index]))
+                response.finished = FinishedSample(
+                    id=ids[index],
+                    tokens=response.tokens,
+                    logprobs=bytes(response.logprobs),
+                    reason=reason,
+                    versions=response.versions,
+                )
+                response.logprobs = bytearray()
+                complete.append(response.finished)
         return complete
 
     def remaining(self, ids: Iterable[str]) -> list[str]:
         """Those of ``ids`` that are not finished, in order."""
-        return [i for i in ids if self._responses[i].reason is None]
+        return [i for i in ids if self._responses[i].finished is None]
 
     def all_remaining(self) -> list[str]:
         return self.remaining(self.samples)
 
     def done(self) -> list[FinishedSample]:
         """Every finished sample, in the step's order."""
-        return [self.response(i) for i, r in self._responses.items() if r.reason is not None]
+        return [r.finished for r in self._responses.values() if r.finished is not None]
 
     def is_finished(self, sample_id: str) -> bool:
-        return self._responses[sample_id].reason is not None
+        return self._responses[sample_id].finished is not None
 
     def num_tokens(self, sample_id: str) -> int:
         """Response tokens held of a sample."""
@@ -115,16 +120,10 @@ class Collector:
         )
 
     def response(self, sample_id: str) -> FinishedSample:
-        response = self._responses[sample_id]
-        if response.reason is None:
+        finished = self._responses[sample_id].finished
+        if finished is None:
             raise InternalError(f"sample {sample_id} is not finished")
-        return FinishedSample(
-            id=sample_id,
-            tokens=list(response.tokens),
-            logprobs=bytes(response.logprobs),
-            reason=response.reason,
-            versions=list(response.versions),
-        )
+        return finished
 
     def _append(
         self, sample_id: str, start: int, tokens: list[int], logprobs: bytes, version: int
@@ -133,24 +132,25 @@ class Collector:
         held = len(response.tokens)
         if start > held:
             raise TransientError(f"sample {sample_id}: tokens {held} to {start} are missing")
-        known = held - start
-        if response.tokens[start : start + len(tokens)] != tokens[:known]:
-            raise InternalError(
-                f"sample {sample_id}: a repeated stream disagrees with the tokens held",
-                hint="two instances computed different tokens for one sample and seed",
-            )
-        fresh = tokens[known:]
-        if not fresh:
+        if start < held:
+            known = held - start
+            if response.tokens[start : start + len(tokens)] != tokens[:known]:
+                raise InternalError(
+                    f"sample {sample_id}: a repeated stream disagrees with the tokens held",
+                    hint="two instances computed different tokens for one sample and seed",
+                )
+            tokens, logprobs = tokens[known:], logprobs[4 * known :]
+        if not tokens:
             return 0
-        if response.reason is not None:
+        if response.finished is not None:
             raise InternalError(f"sample {sample_id}: tokens after its end")
-        response.tokens += fresh
-        response.logprobs += logprobs[4 * known :]
+        response.tokens += tokens
+        response.logprobs += logprobs
         if response.versions[-2:-1] == [version]:
-            response.versions[-1] += len(fresh)
+            response.versions[-1] += len(tokens)
         else:
-            response.versions += [version, len(fresh)]
-        return len(fresh)
+            response.versions += [version, len(tokens)]
+        return len(tokens)
 
 
 def logprob_values(logprobs: bytes) -> array.array[float]:

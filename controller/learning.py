@@ -152,8 +152,8 @@ def cold_starts(
     (function ``load``, seconds) of first calls that had to load what a warm instance has."""
     starts: list[tuple[str, float]] = [
         (span.function, span.end_s - span.start_s)
-        for span in ledger.spans
-        if span.phase == "cold" and since_s < span.end_s <= until_s
+        for span in ledger.spans_since(since_s)
+        if span.phase == "cold" and span.end_s <= until_s
     ]
     return starts + [
         (f"{function} load", load_s)

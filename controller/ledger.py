@@ -72,6 +72,8 @@ class Ledger:
     prices: dict[FunctionName, float | None] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     _open: dict[str, _Open] = field(default_factory=dict)
+    _booked: dict[FunctionName, dict[Phase, float]] = field(default_factory=dict)
+    """Sums over ``spans``: a job is asked what it has used after every step."""
 
     def started(self, instance: str, function: FunctionName, now_s: float) -> None:
         assert instance not in self._open, f"{instance} started twice"
@@ -93,9 +95,13 @@ class Ledger:
     def usage(self, now_s: float, since_s: float = float("-inf")) -> dict[FunctionName, Usage]:
         """Usage by function within ``[since_s, now_s)``, running instances included."""
         seconds: dict[FunctionName, dict[Phase, float]] = defaultdict(lambda: defaultdict(float))
-        # Spans lie in the order of their ends, so a recent window needs only the last of them.
-        first = bisect.bisect_right(self.spans, since_s, key=lambda span: span.end_s)
-        for span in (*self.spans[first:], *self._running(now_s)):
+        # All spans up to the present are in the books.
+        recent = self.spans_since(since_s)
+        if since_s == float("-inf") and (not self.spans or self.spans[-1].end_s <= now_s):
+            recent = []
+            for function, booked in self._booked.items():
+                seconds[function].update(booked)
+        for span in (*recent, *self._running(now_s)):
             overlap = min(span.end_s, now_s) - max(span.start_s, since_s)
             if overlap > 0:
                 seconds[span.function][span.phase] += overlap
@@ -103,6 +109,11 @@ class Ledger:
 
     def total(self, now_s: float, since_s: float = float("-inf")) -> Usage:
         return sum(self.usage(now_s, since_s).values(), Usage())
+
+    def spans_since(self, since_s: float) -> list[Span]:
+        """Closed stretches that ended after ``since_s``, in the order of their ends."""
+        first = bisect.bisect_right(self.spans, since_s, key=lambda span: span.end_s)
+        return self.spans[first:]
 
     def all_spans(self, now_s: float) -> list[Span]:
         """Every stretch so far, running ones cut at ``now_s``."""
@@ -125,3 +136,5 @@ class Ledger:
             self.spans.append(
                 Span(instance, current.function, current.phase, current.since_s, now_s)
             )
+            booked = self._booked.setdefault(current.function, dict.fromkeys(PHASES, 0.0))
+            booked[current.phase] += now_s - current.since_s

@@ -9,7 +9,6 @@ changes a result, and nothing needs a journal.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -42,7 +41,10 @@ class Overlap:
         self._total_steps = total_steps
         self._places = {sample.id: place for place, sample in enumerate(plan.samples)}
         self._groups = [sample.group for sample in plan.samples]
-        self._missing = Counter(self._groups)
+        self._places_of: dict[int, list[int]] = {}
+        for place, group in enumerate(self._groups):
+            self._places_of.setdefault(group, []).append(place)
+        self._missing = {group: len(places) for group, places in self._places_of.items()}
         self._scored: dict[int, ScoredSample] = {}  # by place in the step's batch
         self._ready: list[int] = []  # places, whole groups
         self._sent: set[int] = set()
@@ -61,8 +63,9 @@ class Overlap:
                 group = self._groups[place]
                 self._missing[group] -= 1
                 if not self._missing[group]:
-                    self._ready += self._places_of(group)
-            self._changed.notify_all()
+                    self._ready += self._places_of[group]
+            if self._ready or self._all_scored():
+                self._changed.notify_all()
 
     async def run(self) -> None:
         if not self._job.spec.training.overlap:
@@ -100,13 +103,10 @@ class Overlap:
             if self._all_scored():
                 return []
             places, self._ready = self._ready, []
-            return sorted(places) or self._places_of(self._groups[min(self._sent)])
+            return sorted(places) or self._places_of[self._groups[min(self._sent)]]
 
     def _has(self, worth: int) -> bool:
         return self._all_scored() or len(self._ready) >= worth
-
-    def _places_of(self, group: int) -> list[int]:
-        return [place for place, g in enumerate(self._groups) if g == group]
 
     def _all_scored(self) -> bool:
         return len(self._scored) == len(self._groups)

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from controller.collector import Sample
@@ -35,7 +36,7 @@ from scaling.work import Capacity, Prefixes
 class StepPlan:
     """``prompts[g]`` is the prompt of group g; ``position`` is where the next step's order begins.
 
-    ``prompt_of`` maps sample ids to prompts.
+    ``prompt_of`` and ``group_of`` map sample ids to prompts and groups.
     """
 
     step: int
@@ -43,9 +44,13 @@ class StepPlan:
     samples: tuple[Sample, ...]
     position: Position
 
-    @property
+    @cached_property
     def prompt_of(self) -> dict[str, Prompt]:
         return {sample.id: self.prompts[sample.group] for sample in self.samples}
+
+    @cached_property
+    def group_of(self) -> dict[str, int]:
+        return {sample.id: sample.group for sample in self.samples}
 
 
 def plan_step(job: Job, step: int, position: Position) -> StepPlan:

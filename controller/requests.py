@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from controller.collector import FinishedSample
 from controller.garbage import is_checkpoint
 from controller.job import Prompt, Surroundings
@@ -140,8 +142,8 @@ def prefill_request(
 ) -> PrefillRequest:
     """Compute and store segments of ``prompts``. The id follows from them too: a controller that
     takes a step over may plan others under the name, for which the first result says nothing."""
-    said = repr([[list(prompt) for prompt in prompts], [list(each) for each in cuts]])
-    digest = hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
+    said = msgspec.msgpack.encode((list(prompts), list(cuts)))
+    digest = hashlib.blake2b(said, digest_size=8).hexdigest()
     return PrefillRequest(
         call=call_info(job, task.step, "rollout", f"{shard}-{digest}"),
         model=model_ref(job, task.version),
@@ -320,5 +322,5 @@ def _shard(samples: Sequence[FinishedSample]) -> str:
     """A name that follows from the samples of a call and what they say."""
     digest = hashlib.blake2b(digest_size=8)
     for sample in samples:
-        digest.update(f"{sample.id}\n{sample.tokens}\n".encode())
+        digest.update(msgspec.msgpack.encode((sample.id, sample.tokens)))
     return digest.hexdigest()

@@ -38,7 +38,10 @@ class Shadow:
     async def add(self, sample_ids: Sequence[str]) -> None:
         async with self._changed:
             self._pending += sample_ids
-            self._changed.notify_all()
+            if self._closed:
+                self._changed.notify_all()
+            elif self._worth_a_call():
+                self._changed.notify()
 
     async def close(self) -> None:
         """Nothing more will be added."""
@@ -58,11 +61,13 @@ class Shadow:
     async def _take(self) -> list[str]:
         """The next batch; empty when all is done. At the end workers share what is left."""
         async with self._changed:
-            await self._changed.wait_for(
-                lambda: self._closed or (self._early and len(self._pending) >= self._min_batch)
-            )
+            await self._changed.wait_for(lambda: self._closed or self._worth_a_call())
             size = len(self._pending)
             if self._closed and self._workers > 1:
                 size = max(self._min_batch, -(-size // self._workers))
             batch, self._pending = self._pending[:size], self._pending[size:]
             return batch
+
+    def _worth_a_call(self) -> bool:
+        """While more are to come."""
+        return self._early and len(self._pending) >= self._min_batch

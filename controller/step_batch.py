@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -27,18 +28,21 @@ async def write_step_batch(
 
 def make_batch(plan: StepPlan, scored: Sequence[ScoredSample]) -> Batch:
     """Samples of the step, all or some, in the order given."""
-    group_of = {sample.id: sample.group for sample in plan.samples}
     samples = [s.sample for s in scored]
-    prompts = [plan.prompts[group_of[s.id]].tokens for s in samples]
+    groups = [plan.group_of[s.id] for s in samples]
+    prompts = {g: np.asarray(plan.prompts[g].tokens, np.int32) for g in dict.fromkeys(groups)}
+    lengths = [len(s.tokens) for s in samples]
     reference = [s.reference for s in scored if s.reference is not None]
     return Batch(
-        prompt_tokens=np.concatenate([np.asarray(p, np.int32) for p in prompts]),
-        prompt_lengths=np.array([len(p) for p in prompts], np.int32),
-        response_tokens=np.concatenate([np.asarray(s.tokens, np.int32) for s in samples]),
-        response_lengths=np.array([len(s.tokens) for s in samples], np.int32),
+        prompt_tokens=np.concatenate([prompts[g] for g in groups]),
+        prompt_lengths=np.array([len(prompts[g]) for g in groups], np.int32),
+        response_tokens=np.fromiter(
+            chain.from_iterable(s.tokens for s in samples), np.int32, sum(lengths)
+        ),
+        response_lengths=np.array(lengths, np.int32),
         rollout_logprobs=np.frombuffer(b"".join(s.logprobs for s in samples), "<f4"),
         rewards=np.array([s.score.total for s in scored], np.float32),
-        groups=np.array([group_of[s.id] for s in samples], np.int32),
+        groups=np.array(groups, np.int32),
         truncated=np.array([s.reason == "length" for s in samples], np.bool_),
         reference_logprobs=np.frombuffer(b"".join(reference), "<f4") if reference else None,
     )
