@@ -121,8 +121,8 @@ class Dispatcher:
 
 
 def _work(request: Request) -> int:
-    """What a call's time depends on, where its answer does not say: samples of a reward call, tokens
-    of a log-probs or gradients call."""
+    """What a call's time depends on, where its answer does not say: samples of a reward call,
+    tokens of a log-probs or gradients call."""
     match request:
         case RewardRequest():
             return len(request.sample_ids)
