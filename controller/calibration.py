@@ -56,7 +56,8 @@ async def _write(folder: RunFolder, job: Job) -> None:
     found = calibrate(
         decode_state(state),
         job.timeline,
-        records,
+        publish_s=_metric(records, "time/publish_s"),
+        controller_s=_metric(records, "time/controller_s"),
         source=f"the run {job.id}",
         model=job.spec.model.path,
     )
@@ -68,15 +69,17 @@ async def _write(folder: RunFolder, job: Job) -> None:
 def calibrate(
     state: PolicyState,
     timeline: Timeline,
-    records: Sequence[StepRecord],
     *,
+    publish_s: Sequence[float],
+    controller_s: Sequence[float],
     source: str,
     model: str,
 ) -> Measurements:
     """What the policies have learned (``state``) and what their calls have cost beside.
 
-    Seconds of an unhurried call: fits are robust, the rest are medians. What was not measured is
-    left out. The first step's calls are among them; what they loaded is not counted as work.
+    ``publish_s``: of train calls; ``controller_s``: of steps. Fits are robust, the rest are
+    medians. What was not measured is left out. First calls are among those that count; what they
+    loaded is not taken for work.
     """
     cost, engine = cost_model.fit(state.costs), state.engine
     return Measurements(
@@ -97,14 +100,14 @@ def calibrate(
         training=TrainingMeasured(
             update=_measured(cost, "training"),
             gradients=by_work(timeline.worked["training"], _two(cost_model.PRIORS["training"])),
-            publish_s=_median(record.metrics.get("time/publish_s") for record in records),
+            publish_s=median(publish_s) if publish_s else None,
         ),
         reward=by_work(timeline.worked["reward"], REWARD_PRIOR),
         reference=by_work(timeline.worked["reference"], REFERENCE_PRIOR),
         cold_start_s=_by_function(cost, ""),
         load_s=_by_function(cost, " load"),
         call_s=carrying(timeline),
-        step_s=_median(record.metrics.get("time/controller_s") for record in records),
+        step_s=median(controller_s) if controller_s else None,
     )
 
 
@@ -142,6 +145,11 @@ def _processor() -> str:
     return name or platform.machine()
 
 
+def _metric(records: Sequence[StepRecord], name: str) -> list[float]:
+    """Of the steps that have it: an older release may have made some."""
+    return [record.metrics[name] for record in records if name in record.metrics]
+
+
 def _measured(cost: CostModel, kind: Kind) -> Linear | None:
     return _two(cost.coefficients[kind]) if kind in cost.measured else None
 
@@ -149,11 +157,6 @@ def _measured(cost: CostModel, kind: Kind) -> Linear | None:
 def _by_function(cost: CostModel, suffix: str) -> dict[FunctionName, float]:
     known = cost.cold_starts
     return {f: known[f + suffix] for f in FUNCTION_NAMES if f + suffix in known}
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
 
 
 def _two(coefficients: Sequence[float]) -> Linear:

@@ -108,7 +108,7 @@ def learn_rollout(
     learned = PolicyState(
         lengths=lengths.update(state.lengths, observed, limit, sizes),
         costs=cost_model.observe(state.costs, rollout_observations(stats), starts),
-        engine=_limits(stats, state.engine),
+        engine=engine_limits(stats, state.engine),
         training_share=state.training_share,
         moved_share=(state.moved_share + stats.moved_prompts / max(1, len(observed))) / 2,
     )
@@ -162,8 +162,9 @@ def cold_starts(
     ]
 
 
-def _limits(stats: RolloutStats, known: EngineLimits) -> EngineLimits:
-    """Memory is not the same everywhere: the least of a step's calls counts."""
+def engine_limits(stats: RolloutStats, known: EngineLimits) -> EngineLimits:
+    """As calls told, or as ``known`` where none did. Memory is not the same everywhere: the least of
+    a step's calls counts."""
     told = [done for done in stats.calls if done.kv_capacity]
     if not told:
         return known

@@ -15,7 +15,7 @@ from typing import Any
 
 from controller.collector import Sample
 from controller.dataset import Position
-from controller.job import Job, Prompt
+from controller.job import Prompt, Surroundings
 from controller.learning import PolicyState
 from controller.rollout_stats import RolloutStats
 from prefix_cache.plan import PrefixPlan, plan_prefixes
@@ -53,7 +53,7 @@ class StepPlan:
         return {sample.id: sample.group for sample in self.samples}
 
 
-def plan_step(job: Job, step: int, position: Position) -> StepPlan:
+def plan_step(job: Surroundings, step: int, position: Position) -> StepPlan:
     """Pick the step's prompts in the data's order and name its samples."""
     spec = job.spec
     rows, after = job.data.order.take(position, spec.training.prompts_per_step)

@@ -5,16 +5,10 @@ from __future__ import annotations
 import pytest
 
 from controller.calibration import by_work, calibrate, carrying
-from controller.journal import StepRecord
 from controller.learning import EngineLimits, PolicyState
 from controller.timeline import Timeline
 from rlhfless.measurements import Measurements
 from scaling import cost_model
-
-
-def _record(step: int, controller_s: float, publish_s: float) -> StepRecord:
-    metrics = {"time/controller_s": controller_s, "time/publish_s": publish_s}
-    return StepRecord(step=step, version=step + 1, metrics=metrics, position={})
 
 
 def _timeline() -> Timeline:
@@ -50,8 +44,14 @@ def test_what_was_measured_is_told() -> None:
         cost_model.CostState(), calls, [("rollout", 2.0), ("rollout load", 0.5), ("rollout", 4.0)]
     )
     state = PolicyState(engine=EngineLimits(max_batch=64, kv_capacity=4096), costs=costs)
-    records = [_record(0, 0.5, 0.2), _record(1, 0.1, 0.1), _record(2, 0.1, 0.1)]
-    found = calibrate(state, _timeline(), records, source="a test", model="a model")
+    found = calibrate(
+        state,
+        _timeline(),
+        publish_s=[0.2, 0.1, 0.1],
+        controller_s=[0.5, 0.1, 0.1],
+        source="a test",
+        model="a model",
+    )
     assert found.rollout.decode is not None
     iteration_s, row_s, context_s = found.rollout.decode
     assert iteration_s + 8 * row_s + 240 * context_s == pytest.approx(1.104e-3, rel=0.02)
@@ -70,6 +70,6 @@ def test_what_was_measured_is_told() -> None:
 
 
 def test_nothing_measured_is_nothing_known() -> None:
-    found = calibrate(PolicyState(), Timeline(), [], source="", model="")
+    found = calibrate(PolicyState(), Timeline(), publish_s=[], controller_s=[], source="", model="")
     blank = found.model_copy(update={"machine": "", "date": ""})
     assert blank == Measurements()
