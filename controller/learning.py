@@ -163,8 +163,8 @@ def cold_starts(
 
 
 def engine_limits(stats: RolloutStats, known: EngineLimits) -> EngineLimits:
-    """As calls told, or as ``known`` where none did. Memory is not the same everywhere: the least of
-    a step's calls counts."""
+    """As calls told, or as ``known`` where none did. Memory is not the same everywhere: the least
+    of a step's calls counts."""
     told = [done for done in stats.calls if done.kv_capacity]
     if not told:
         return known
