@@ -1,0 +1,110 @@
+"""Pieces of a page: escaped text, tables, plots that stretch to any width.
+
+Everything that comes from a user goes through ``text``. A plot holds shapes alone, in an SVG that
+is stretched; its names and ticks are text beside it, which keeps its size on a phone.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from simulator.report.units import Scale
+
+WIDTH = 1000
+"""Units of an SVG from left to right."""
+
+
+def text(value: object) -> str:
+    """Safe between tags and in quoted attributes."""
+    return html.escape(str(value), quote=True)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table's cell; ``markup`` is safe already."""
+
+    markup: str
+    css: str = ""
+
+
+def table(
+    caption: str,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str | Cell]],
+    *,
+    row_css: Sequence[str] = (),
+    words: Sequence[int] = (),
+) -> str:
+    """The first cell of a row names it. Strings are escaped. ``words``: columns of prose."""
+    head = "".join(
+        f'<th scope="col"{_css("words" if n in words else "")}>{text(name)}</th>'
+        for n, name in enumerate(heads)
+    )
+    body = []
+    for number, row in enumerate(rows):
+        cells = []
+        for n, cell in enumerate(row):
+            shown = cell if isinstance(cell, Cell) else Cell(text(cell))
+            css = " ".join(each for each in (shown.css, "words" if n in words else "") if each)
+            tag = 'th scope="row"' if n == 0 else "td"
+            cells.append(f"<{tag}{_css(css)}>{shown.markup}</{tag.split()[0]}>")
+        css = row_css[number] if number < len(row_css) else ""
+        body.append(f"<tr{_css(css)}>{''.join(cells)}</tr>")
+    label = text(caption)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table>'
+        f"<caption>{label}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _css(names: str) -> str:
+    return f' class="{names}"' if names else ""
+
+
+def legend(entries: Iterable[tuple[str, str]]) -> str:
+    """(class, label) of each colour."""
+    items = "".join(f'<li><i class="{css}"></i>{text(label)}</li>' for css, label in entries)
+    return f'<ul class="legend" aria-hidden="true">{items}</ul>'
+
+
+def plot(label: str, shapes: str, height: int, names: str, below: str, over: str = "") -> str:
+    """``names`` stand to the left, ``below`` are ticks, ``over`` lies on top of the stretched SVG.
+    ``label`` says to who cannot see it what the picture shows."""
+    return (
+        f'<div class="chart"><div class="names" aria-hidden="true">{names}</div>'
+        f'<div class="plot" style="height:{height}px" role="img" aria-label="{text(label)}">'
+        f'<svg viewBox="0 0 {WIDTH} {height}" preserveAspectRatio="none" aria-hidden="true">'
+        f'{shapes}</svg>{over}</div><div class="ticks" aria-hidden="true">{below}</div></div>'
+    )
+
+
+def ticks(limit: float, about: int = 6) -> list[float]:
+    """Round numbers from 0 up to ``limit``."""
+    if limit <= 0:
+        return [0.0]
+    rough = limit / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * each for each in (1, 2, 5, 10) if power * each >= rough * 0.999)
+    return [step * n for n in range(int(limit / step + 1e-9) + 1)]
+
+
+def tick_labels(scale: Scale, limit: float) -> str:
+    """Labels below a plot whose right edge is at ``limit`` of the base unit."""
+    marks = ticks(limit / scale.divisor)
+    found = []
+    for n, mark in enumerate(marks):
+        share = mark * scale.divisor / limit if limit else 0.0
+        unit = f" {scale.unit}" if n == len(marks) - 1 else ""
+        css = ' class="last"' if share > 0.93 else ""
+        found.append(f'<span style="left:{100 * share:.2f}%"{css}>{mark:g}{text(unit)}</span>')
+    return "".join(found)
+
+
+def grid(scale: Scale, limit: float, height: int) -> str:
+    """Lines at the ticks."""
+    marks = [mark * scale.divisor / limit * WIDTH for mark in ticks(limit / scale.divisor)[1:]]
+    return "".join(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}"/>' for x in marks)

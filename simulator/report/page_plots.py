@@ -1,0 +1,208 @@
+"""The pictures of the page: instances over time, the cost by function, steps, the frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simulator.report.contents import PHASES, Report
+from simulator.report.markup import WIDTH, grid, legend, plot, text, tick_labels, ticks
+from simulator.report.palette import LABELS
+from simulator.report.timeline import BINS, Area, Lane, Timeline, timeline
+from simulator.report.units import Scale, duration, held_scale, number, time_scale, usd
+from simulator.result import InstanceSpan, Simulation, StepFound
+
+LANE = 15
+"""Units of height of a lane."""
+AREA = 90
+STEPS = 120
+PARTS = ("rollout", "scoring", "training", "other")
+"""Of a step's time."""
+TOUCHED = 500
+"""Most steps of a plot that can be pointed at."""
+
+
+def timelines(report: Report) -> str:
+    """A plot a simulation, all on one scale of time."""
+    found = [(one, timeline(one)) for one in report.simulations]
+    drawn = [(one, each) for one, each in found if each is not None]
+    if not drawn:
+        return "<p>No instance was held in the window.</p>"
+    longest = max(each.seconds for _, each in drawn)
+    entries = [(str(phase), LABELS[phase]) for phase in PHASES]
+    if any(each.spot and each.lanes for _, each in drawn):
+        entries.append(("spot", "striped: spot"))
+    parts = [legend(entries)]
+    for one, each in drawn:
+        parts.append(f"<h3>{text(one.strategy)}</h3>")
+        parts.append(_timeline(one, each, longest))
+    return "".join(parts)
+
+
+def _timeline(one: Simulation, found: Timeline, longest: float) -> str:
+    scale = time_scale([longest])
+    names: list[tuple[float, str, str]] = []
+    if found.lanes:
+        height = LANE * len(found.lanes)
+        shapes = _lanes(found.lanes, longest, names)
+    else:
+        height = AREA * len(found.areas)
+        shapes = "".join(
+            _area(n, area, found.seconds, longest) for n, area in enumerate(found.areas)
+        )
+        for n, area in enumerate(found.areas):
+            names.append((AREA * (n + 0.5), area.function, f"up to {area.peak:,.0f}"))
+    labels = "".join(
+        f'<span style="top:{100 * at / height:.2f}%"><b>{name}</b><br>{text(more)}</span>'
+        for at, name, more in names
+    )
+    told = f"Instances of {one.strategy} over {duration(found.seconds)}, by phase"
+    return plot(
+        told, grid(scale, longest, height) + shapes, height, labels, tick_labels(scale, longest)
+    )
+
+
+def _lanes(lanes: Sequence[Lane], longest: float, names: list[tuple[float, str, str]]) -> str:
+    shapes = []
+    groups: dict[str, list[int]] = {}
+    for row, lane in enumerate(lanes):
+        groups.setdefault(lane.function, []).append(row)
+        shapes += [_bar(row, bar, longest) for bar in lane.bars]
+    for function, rows in groups.items():
+        if rows[0]:
+            y = LANE * rows[0]
+            shapes.append(f'<line class="rule" x1="0" x2="{WIDTH}" y1="{y}" y2="{y}"/>')
+        more = "" if len(rows) == 1 else f"{len(rows)} at once"
+        names.append((LANE * (rows[0] + len(rows) / 2), function, more))
+    return "".join(shapes)
+
+
+def _bar(row: int, bar: InstanceSpan, longest: float) -> str:
+    x, wide = WIDTH * bar.start_s / longest, WIDTH * (bar.end_s - bar.start_s) / longest
+    scale = time_scale([bar.end_s])
+    size = f", {bar.accelerators} accelerators" if bar.accelerators > 1 else ""
+    where = f"{bar.pool}, {'spot' if bar.spot else 'on demand'}" if bar.pool else "a host's CPUs"
+    told = (
+        f"{bar.instance}{size}\n{LABELS[bar.phase]} {duration(bar.end_s - bar.start_s)}, "
+        f"from {scale.show(bar.start_s)} to {scale.tell(bar.end_s)}\n{where}"
+    )
+    place = f'x="{x:.2f}" y="{LANE * row + 1.5:g}" width="{wide:.2f}" height="{LANE - 3}"'
+    shape = f'<rect class="{bar.phase}" {place} data-t="{text(told)}"/>'
+    return shape + (f'<rect fill="url(#spot)" pointer-events="none" {place}/>' if bar.spot else "")
+
+
+def _area(n: int, area: Area, seconds: float, longest: float) -> str:
+    """On a scale of its own: its peak fills most of its band."""
+    base, column = AREA * (n + 1), WIDTH * seconds / longest / BINS
+    low = [0.0] * BINS
+    shapes = []
+    for phase in PHASES:
+        high = [a + float(b) for a, b in zip(low, area.by_phase[phase], strict=True)]
+        scaled = [[base - 0.88 * AREA * each / area.peak for each in line] for line in (high, low)]
+        path = _staircase(scaled[0], scaled[1], column)
+        shapes.append(f'<path class="{phase}" d="{path}"/>')
+        low = high
+    for each in range(BINS):
+        told = ", ".join(f"{number(area.by_phase[p][each])} {LABELS[p]}" for p in PHASES)
+        at = duration((each + 0.5) * seconds / BINS)
+        shapes.append(
+            f'<rect class="touch" x="{column * each:.2f}" y="{base - AREA}" width="{column:.2f}" '
+            f'height="{AREA}" data-t="{area.function} at {at}\n{told}"/>'
+        )
+    shapes.append(f'<line class="rule" x1="0" x2="{WIDTH}" y1="{base}" y2="{base}"/>')
+    return "".join(shapes)
+
+
+def _staircase(high: Sequence[float], low: Sequence[float], column: float) -> str:
+    ahead = [f"V{y:.1f}H{column * (n + 1):.1f}" for n, y in enumerate(high)]
+    back = [f"V{y:.1f}H{column * n:.1f}" for n, y in reversed(list(enumerate(low)))]
+    return f"M0 {low[0]:.1f}{''.join(ahead)}{''.join(back)}Z"
+
+
+def costs(report: Report) -> str:
+    """Bars by function and phase, all on one scale."""
+    scale = held_scale((one.held_s for one in report.simulations), report.noun)
+    longest = max(
+        (use.held_s for one in report.simulations for use in one.usage.values()), default=0.0
+    )
+    parts = [legend((str(phase), LABELS[phase]) for phase in PHASES)]
+    for one in report.simulations:
+        told = f"{one.strategy}: {scale.tell(one.held_s)}, {_dollars(one.usd)}"
+        parts.append(f'<h3>{text(told)}</h3><div class="bars" aria-hidden="true">')
+        for function, use in one.usage.items():
+            if not use.accelerators:
+                continue
+            bars = "".join(
+                f'<span class="{phase}" style="width:{_share(seconds, longest):.2f}%" '
+                f'data-t="{function}, {LABELS[phase]}: {text(scale.tell(seconds))}"></span>'
+                for phase, seconds in zip(PHASES, (use.busy_s, use.idle_s, use.cold_s), strict=True)
+            )
+            parts.append(
+                f'<div class="name">{function}</div>'
+                f'<div class="bar">{bars}<em>{text(_dollars(use.usd))}</em></div>'
+            )
+        parts.append("</div>")
+    return "".join(parts)
+
+
+def _share(part: float, longest: float) -> float:
+    """Room is left for the dollars."""
+    return 80 * part / longest if longest else 0.0
+
+
+def _dollars(value: float | None) -> str:
+    return "price unknown" if value is None else usd(value)
+
+
+def steps(report: Report) -> str:
+    """Seconds of each simulated step by part, a plot a simulation, all on the same scales."""
+    parts = [legend((part, part) for part in PARTS)]
+    longest = max(step.seconds for one in report.simulations for step in one.simulated)
+    scale = time_scale([longest])
+    for one in report.simulations:
+        parts.append(f"<h3>{text(one.strategy)}</h3>{_steps(one, longest, scale)}")
+    return "".join(parts)
+
+
+def _steps(one: Simulation, longest: float, scale: Scale) -> str:
+    """A step is as wide as the steps it stands for, and as high as its seconds."""
+    found = sorted(one.simulated, key=lambda step: step.step)
+    weight = sum(step.stands_for for step in found)
+    shapes, left = [], 0.0
+    for step in found:
+        wide = WIDTH * step.stands_for / weight
+        bottom = float(STEPS)
+        for part, seconds in zip(PARTS, _parts(step), strict=True):
+            high = 0.94 * STEPS * seconds / longest
+            bottom -= high
+            shapes.append(
+                f'<rect class="{part}" x="{left:.2f}" y="{bottom:.2f}" width="{wide:.2f}" '
+                f'height="{high:.2f}"/>'
+            )
+        if len(found) <= TOUCHED:
+            told = "\n".join(
+                [f"step {step.step}: {duration(step.seconds)}, {step.actors} actors"]
+                + [f"{p} {duration(s)}" for p, s in zip(PARTS, _parts(step), strict=True)]
+                + [f"longest response {step.longest:,} tokens"]
+            )
+            shapes.append(
+                f'<rect class="touch" x="{left:.2f}" y="0" width="{wide:.2f}" height="{STEPS}" '
+                f'data-t="{text(told)}"/>'
+            )
+        left += wide
+    marks = ticks(longest / scale.divisor, 3)
+    names = "".join(
+        f'<span style="top:{100 - 94 * mark * scale.divisor / longest:.1f}%">{mark:g}'
+        f"{text(' ' + scale.unit) if mark == marks[-1] else ''}</span>"
+        for mark in marks[1:]
+    )
+    below = (
+        f'<span style="left:0">step {found[0].step}</span>'
+        f'<span class="last" style="left:100%">step {one.steps}</span>'
+    )
+    told = f"Seconds of each simulated step of {one.strategy}, by part"
+    return plot(told, "".join(shapes), STEPS, names, below)
+
+
+def _parts(step: StepFound) -> tuple[float, float, float, float]:
+    known = (step.rollout_s, step.scoring_s, step.train_s)
+    return (*known, max(0.0, step.seconds - sum(known)))
