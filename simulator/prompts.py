@@ -148,6 +148,8 @@ def _real_tokens(texts: Sequence[str], path: str, plain: bool) -> list[list[int]
     except Exception as error:  # the library raises nothing narrower
         problem = f"cannot load a tokenizer from {path}: {error}"
         raise UserError(problem, param="model.path") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
     found = tokenizer.encode_batch_fast(texts, add_special_tokens=plain)
     return [encoding.ids for encoding in found]
 

@@ -1,0 +1,68 @@
+"""What of a cluster a job takes: how many of its instances there is room for."""
+
+from __future__ import annotations
+
+from rlhfless.messages import FunctionName
+from rlhfless.spec import JobSpec
+from simulator.cluster import Cluster, Pool
+from simulator.model_shape import ModelShape
+
+
+def on_accelerators(spec: JobSpec) -> tuple[FunctionName, ...]:
+    """Functions whose instances take accelerators; rewards without a model run on the hosts."""
+    return tuple(
+        function
+        for function in spec.functions()
+        if function != "reward" or any(reward.model for reward in spec.rewards)
+    )
+
+
+def per_instance(
+    function: FunctionName, spec: JobSpec, cluster: Cluster, pool: Pool, shape: ModelShape
+) -> int:
+    """Accelerators of one instance of any function but training. Raises ``UserError`` where it
+    does not fit. A reward model counts like the policy."""
+    # The longest prompt is not known here: of a context, a response of full length is.
+    return cluster.plan_instance(function, pool, shape, spec.rollout.max_tokens)
+
+
+def capacity(function: FunctionName, spec: JobSpec, cluster: Cluster, shape: ModelShape) -> int:
+    """Instances that all the pools a function may run in hold, if nothing else runs there."""
+    return sum(
+        pool.nodes * (pool.per_node // per_instance(function, spec, cluster, pool, shape))
+        for pool in cluster.pools_for(function)
+    )
+
+
+def room_notes(spec: JobSpec, cluster: Cluster, shape: ModelShape) -> list[str]:
+    """Sentences where the job's ``max_instances`` and the cluster do not go together."""
+    notes = []
+    for function in on_accelerators(spec):
+        if function == "training":
+            continue
+        asked = spec.function(function).max_instances
+        held = capacity(function, spec, cluster, shape)
+        field = f"{function}.max_instances"
+        if asked > held:
+            notes.append(
+                f"{field} is {asked}, but {cluster.name} holds {held} instances of {function}"
+            )
+        elif asked < held and function == "rollout":
+            notes.append(
+                f"{field} is {asked}; {cluster.name} could hold {held} (--set {field}={held})"
+            )
+    return notes
+
+
+def trainable_share(spec: JobSpec, shape: ModelShape) -> float:
+    """Share of the parameters that is trained."""
+    training = spec.training
+    if training.trainable == "full":
+        return 1.0
+    if training.trainable == "top_layers":
+        embeddings = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+        return training.top_layers / shape.layers * (1 - embeddings / shape.parameters)
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    # Adapters on queries and values, peft's default for Llama's kin.
+    added = training.lora.rank * (2 * shape.hidden + q + kv) * shape.layers
+    return added / shape.parameters
