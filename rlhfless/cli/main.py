@@ -17,7 +17,7 @@ import rlhfless
 
 app = typer.Typer(
     name="rlhfless",
-    help="RLHF as stateless functions: run a job, try its rewards, look at its spec.",
+    help="RLHF as stateless functions: run a job, simulate it, try its rewards, look at its spec.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -28,6 +28,19 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a field; may be repeated."),
 ]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="The cluster: a file, or a known name (h100-8, l40s-16, h100-160, mixed-spot, "
+        "this-machine). Default: this-machine for a job on CPUs, else h100-8.",
+    ),
+]
+WorkloadOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Prompts and response lengths; assumed where unknown."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show stack traces of errors.")]
 
 
@@ -91,6 +104,81 @@ def run(
         )
 
 
+@app.command()
+def simulate(
+    job: JobFile,
+    cluster: ClusterOption = None,
+    workload: WorkloadOption = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Strategies side by side, e.g. static,disaggregated,rlhfless,rlhfless+spot; "
+            "the others are compared with the first.",
+        ),
+    ] = None,
+    replay: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Lengths and call times from the folder of a run."),
+    ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Measured call times, in place of the roofline's."),
+    ] = None,
+    steps: Annotated[
+        str,
+        typer.Option(metavar="N|all", help="Steps simulated; the rest is extrapolated."),
+    ] = "12",
+    seed: Annotated[int | None, typer.Option(min=0, help="In place of the job's seed.")] = None,
+    overrides: Overrides = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="DIR", help="Where to write. Default: simulations/<name>."),
+    ] = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Find out what a job would take on a cluster, without running it."""
+    from rlhfless.cli.errors import reporting
+
+    with reporting(verbose):
+        from rlhfless.cli.simulate import Wishes, simulate_job
+
+        simulate_job(
+            Wishes(
+                job=job,
+                overrides=overrides or (),
+                cluster=cluster,
+                workload=workload,
+                replay=replay,
+                calibrate=calibrate,
+                compare=compare,
+                seed=seed,
+                steps=steps,
+                out=out,
+                as_json=as_json,
+            )
+        )
+
+
+@app.command()
+def estimate(
+    job: JobFile,
+    cluster: ClusterOption = None,
+    workload: WorkloadOption = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """The quick answer: time and cost of a job, from a few simulated steps."""
+    from rlhfless.cli.errors import reporting
+
+    with reporting(verbose):
+        from rlhfless.cli.simulate import estimate_job
+
+        estimate_job(job, overrides or (), cluster, workload, as_json)
+
+
 @app.command("reward-check")
 def reward_check(
     job: JobFile,
@@ -127,6 +215,37 @@ def explain(
         from rlhfless.cli.explain import show_plan
 
         show_plan(run, step)
+
+
+@app.command()
+def profile(
+    job: JobFile,
+    out: Annotated[
+        str, typer.Option("--out", metavar="FILE", help="Where the measurements go.")
+    ] = "measurements.json",
+    overrides: Overrides = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="How often everything is measured; instances start anew.")
+    ] = 3,
+    instances: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Rollout instances at work at once. Default: as many as the job may have and the "
+            "machine has cores; one on an accelerator.",
+        ),
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Measure what a job's functions take on this machine, for the simulator."""
+    from rlhfless.cli.errors import reporting
+
+    with reporting(verbose):
+        from rlhfless.cli.profile import write_profile
+        from rlhfless.spec_file import load_spec
+
+        spec = load_spec(job, overrides or ())
+        write_profile(spec, out=out, rounds=rounds, instances=instances)
 
 
 @app.command("spec-schema")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rlhfless.errors import UserError
@@ -13,21 +14,23 @@ from simulator.report.units import held_scale, time_scale, usd
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+INSTALL = "pip install 'matplotlib>=3.8' (the extra `plot`)"
 DPI = 130
 _GRID = "#d9d9d6"
 _SPOT = "////"
 
 
+def have_matplotlib() -> bool:
+    return find_spec("matplotlib") is not None
+
+
 def new_figure(width_in: float, height_in: float) -> Figure:
     """Raises ``UserError`` where matplotlib is not installed."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError(
-            "charts need matplotlib, which is not installed",
-            hint="pip install 'matplotlib>=3.8' (the extra `plot`)",
-        ) from error
+    if not have_matplotlib():
+        raise UserError("charts need matplotlib, which is not installed", hint=INSTALL)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

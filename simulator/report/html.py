@@ -1,4 +1,4 @@
-"""One page about simulations that needs nothing but itself: no script, font or image from elsewhere.
+"""One page about simulations that needs nothing but itself: nothing is loaded from elsewhere.
 
 The same simulations give the same bytes. Without JavaScript only the words under the pointer are
 missing; the tables say the same.
@@ -57,7 +57,7 @@ def page(report: Report) -> str:
 {_SPOT_STRIPES}
 {sections}
 </main>
-<footer>rlhfless {text(rlhfless.__version__)}. Numbers are in simulation.json beside this page.</footer>
+<footer>rlhfless {text(rlhfless.__version__)}. All numbers: simulation.json.</footer>
 <script>
 {script}</script>
 </body>

@@ -158,8 +158,9 @@ def steps(report: Report) -> str:
     parts = [legend((part, part) for part in PARTS)]
     longest = max(step.seconds for one in report.simulations for step in one.simulated)
     scale = time_scale([longest])
-    for one in report.simulations:
-        parts.append(f"<h3>{text(one.strategy)}</h3>{_steps(one, longest, scale)}")
+    parts += [
+        f"<h3>{text(one.strategy)}</h3>{_steps(one, longest, scale)}" for one in report.simulations
+    ]
     return "".join(parts)
 
 
@@ -189,7 +190,7 @@ def _steps(one: Simulation, longest: float, scale: Scale) -> str:
                 f'data-t="{text(told)}"/>'
             )
         left += wide
-    marks = ticks(longest / scale.divisor, 3)
+    marks = ticks(longest / scale.divisor, 4)
     names = "".join(
         f'<span style="top:{100 - 94 * mark * scale.divisor / longest:.1f}%">{mark:g}'
         f"{text(' ' + scale.unit) if mark == marks[-1] else ''}</span>"

@@ -134,9 +134,7 @@ def quantiles(report: Report) -> str:
         for one in report.simulations
     ]
     heads = ("Strategy", "Mean", "Median", "p90", "p99", "Longest", "Actors", "Tokens", "Preempted")
-    caption = (
-        f"A step, in {scale.unit}; tokens: of its responses; preempted: instances over the job"
-    )
+    caption = f"A step, in {scale.unit}, with its response tokens; preempted: over the whole job"
     return table(caption, heads, rows)
 
 
