@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
 from rlhfless.errors import UserError
 from rlhfless.messages import FunctionName
-from rlhfless.spec_file import read_mapping, user_error
+from rlhfless.spec_file import read_mapping, set_field, user_error
 from simulator.cluster_file import (
     ClusterSpec,
     ObjectStoreSpec,
@@ -24,6 +25,7 @@ from simulator.cluster_file import (
     PoolSpec,
     Sharing,
     SpotSpec,
+    VariationSpec,
 )
 from simulator.hardware import Accelerator, Catalog, ColdStart, Price, load_catalog, unknown
 from simulator.model_shape import ModelShape
@@ -76,6 +78,7 @@ class Cluster:
     placements: Mapping[FunctionName, PlacementSpec]
     catalog: Catalog
     sharing: Sharing = "time_shared"
+    variation: VariationSpec = field(default_factory=VariationSpec)
 
     def pools_for(self, function: FunctionName) -> list[Pool]:
         """Where instances of a function may run, the preferred pool first."""
@@ -126,11 +129,34 @@ class Cluster:
         return layout or asked
 
 
-def load_cluster(path: str) -> Cluster:
-    """Read and resolve a cluster file; its relative paths are relative to it."""
+@dataclass(frozen=True)
+class ClusterFile:
+    """What a cluster file says, before it is resolved; its paths are relative to ``base``."""
+
+    raw: Mapping[str, Any]
+    base: str = "."
+
+    def cluster(self, changes: Mapping[str, Any] | None = None) -> Cluster:
+        """The cluster, with fields changed by their dotted paths (``pools.gpus.nodes``)."""
+        raw = deepcopy(dict(self.raw))
+        for path, value in (changes or {}).items():
+            section, _, rest = path.partition(".")
+            if section == "pools" and (name := rest.split(".")[0]) not in raw.get("pools", {}):
+                raise unknown("pool", name, raw.get("pools", {}), f"cluster.{path}")
+            set_field(raw, path, value, f"cluster.{path}={value}")
+        return make_cluster(raw, self.base)
+
+
+def read_cluster(path: str) -> ClusterFile:
+    """Raises ``UserError`` for a file that cannot be read; what it says is checked later."""
     raw = read_mapping(path, "cluster file", "pools")
     raw.setdefault("name", os.path.splitext(os.path.basename(path))[0])
-    return make_cluster(raw, base=os.path.dirname(os.path.abspath(path)))
+    return ClusterFile(raw, os.path.dirname(os.path.abspath(path)))
+
+
+def load_cluster(path: str) -> Cluster:
+    """Read and resolve a cluster file; its relative paths are relative to it."""
+    return read_cluster(path).cluster()
 
 
 def make_cluster(raw: dict[str, Any], base: str = ".") -> Cluster:
@@ -154,6 +180,7 @@ def make_cluster(raw: dict[str, Any], base: str = ".") -> Cluster:
         placements=spec.placements,
         catalog=catalog,
         sharing=spec.sharing,
+        variation=spec.variation,
     )
 
 

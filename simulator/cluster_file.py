@@ -22,7 +22,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
-Sharing = Literal["time_shared", "exclusive"]
+Sharing = Literal["time_shared", "exclusive", "unlimited"]
 
 
 class Section(BaseModel):
@@ -96,6 +96,9 @@ class ObjectStoreSpec(Section):
     """Bound on one instance; null: only its network bounds it."""
     latency_ms: NonNegative = 20.0
     """Before the first byte."""
+    node_cache: bool = False
+    """Instances of a node share what one of them has read of a version's weights (a page cache, a
+    volume of the node); else each reads them for itself."""
 
 
 class PlacementSpec(Section):
@@ -114,6 +117,17 @@ class PlacementSpec(Section):
     """Training: activations that the backward pass computes again."""
 
 
+class VariationSpec(Section):
+    """How far instances and calls are from the cost model."""
+
+    noise: NonNegative = 0.0
+    """Deviation of the logarithm of a rollout call's time, from call to call."""
+    straggler_share: Fraction = 0.0
+    """Share of the instances that are slow."""
+    straggler_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
+    """So many times slower."""
+
+
 class ClusterSpec(Section):
     """A cluster."""
 
@@ -129,7 +143,9 @@ class ClusterSpec(Section):
     sharing: Sharing = "time_shared"
     """``time_shared``: an idle instance may be put to sleep, its weights in the host's memory, to
     make room for another function; ``exclusive``: an instance keeps its accelerators until it is
-    let go."""
+    let go; ``unlimited``: instances share accelerators freely, each at full speed, as processes
+    that mostly wait share a machine's cores."""
+    variation: VariationSpec = VariationSpec()
 
     @field_validator("pools", mode="before")
     @classmethod

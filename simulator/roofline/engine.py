@@ -74,6 +74,11 @@ class EngineCost(ABC):
         seconds: Array = iterations * dense + attended * self.context_s
         return seconds
 
+    def stretch_s(self, rows: int, context_tokens: float, iterations: int) -> float:
+        """``decode_run_s`` of one batch."""
+        attended = iterations * (context_tokens + rows * (iterations - 1) / 2)
+        return iterations * float(self._table(rows)[rows]) + attended * self.context_s
+
     def iterations_in(self, rows: int, context_tokens: float, seconds: float) -> int:
         """Whole iterations that ``rows`` sequences finish within ``seconds``: the greatest n whose
         ``decode_run_s`` is no more (to a billionth of an iteration, against rounding)."""

@@ -1,0 +1,5 @@
+"""A cluster that is not there: instances as cost models on virtual time."""
+
+from simulator.platform.platform import SimulatedPlatform
+
+__all__ = ["SimulatedPlatform"]

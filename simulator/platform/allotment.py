@@ -1,0 +1,92 @@
+"""Who gets accelerators, in the order they were asked for.
+
+The first in the queue is served first: later ones wait for it even where they would fit, so that a
+training instance of sixteen accelerators is not starved by rollouts of one. Where accelerators are
+time-shared, idle instances of other functions are asked to make room for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from simulator.cluster import Pool
+from simulator.platform.capacity import Capacity, Grant
+from simulator.platform.instance import SimulatedInstance
+
+
+@dataclass(frozen=True, eq=False)
+class _Wanted:
+    """``sizes``: pools in order of preference, and how many accelerators of each."""
+
+    instance: SimulatedInstance
+    sizes: Sequence[tuple[Pool, int]]
+    spot: bool
+    granted: asyncio.Future[Grant]
+
+
+class Allotment:
+    """``idle``: instances that could make room for another, the longest unused first;
+    ``make_room`` tells one to."""
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        idle: Callable[[SimulatedInstance], Iterable[SimulatedInstance]],
+        make_room: Callable[[SimulatedInstance], None],
+    ) -> None:
+        self._capacity = capacity
+        self._idle = idle
+        self._make_room = make_room
+        self._queue: list[_Wanted] = []
+
+    async def take(
+        self, instance: SimulatedInstance, sizes: Sequence[tuple[Pool, int]], *, spot: bool
+    ) -> Grant:
+        """Return when the instance has accelerators."""
+        granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
+        wanted = _Wanted(instance, sizes, spot, granted)
+        self._queue.append(wanted)
+        self.serve()
+        try:
+            return await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self.give(granted.result())
+            raise
+        finally:
+            if wanted in self._queue:
+                self._queue.remove(wanted)
+                self.serve()
+
+    def give(self, grant: Grant) -> None:
+        self._capacity.give(grant)
+        self.serve()
+
+    def serve(self) -> None:
+        """Grant what can be granted."""
+        while self._queue:
+            wanted = self._queue[0]
+            grant = self._grant(wanted)
+            if grant is None:
+                self._ask_for_room(wanted)
+                return
+            self._queue.pop(0)
+            wanted.granted.set_result(grant)
+
+    def _grant(self, wanted: _Wanted) -> Grant | None:
+        for pool, count in wanted.sizes:
+            grant = self._capacity.take(pool, count, spot=wanted.spot)
+            if grant is not None:
+                return grant
+        return None
+
+    def _ask_for_room(self, wanted: _Wanted) -> None:
+        idle = {i.grant: i for i in self._idle(wanted.instance) if i.grant is not None}
+        for pool, count in wanted.sizes:
+            grants = self._capacity.makes_room(pool, count, idle, spot=wanted.spot)
+            if grants is not None:
+                for grant in grants:
+                    self._make_room(idle[grant])
+                return

@@ -1,0 +1,128 @@
+"""Accelerators of a cluster: which node has how many free, and who holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from simulator.cluster import Pool
+
+
+@dataclass(eq=False)
+class Node:
+    """``present`` is False while a preempted node is away."""
+
+    name: str
+    pool: Pool
+    spot: bool
+    free: int
+    present: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Grant:
+    """Accelerators that an instance holds, by node. ``spot`` if any of them may be preempted."""
+
+    parts: tuple[tuple[Node, int], ...]
+
+    @property
+    def pool(self) -> Pool:
+        return self.parts[0][0].pool
+
+    @property
+    def node(self) -> str:
+        return self.parts[0][0].name
+
+    @property
+    def spot(self) -> bool:
+        return any(node.spot for node, _ in self.parts)
+
+    @property
+    def accelerators(self) -> int:
+        return sum(count for _, count in self.parts)
+
+
+@dataclass
+class Capacity:
+    """``unlimited``: accelerators are shared freely, as processes share a machine's cores."""
+
+    nodes: list[Node]
+    unlimited: bool = False
+    _by_pool: dict[str, list[Node]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for node in self.nodes:
+            self._by_pool.setdefault(node.pool.name, []).append(node)
+
+    def take(self, pool: Pool, count: int, *, spot: bool) -> Grant | None:
+        """``count`` accelerators: of one node where they fit into one (the fullest that has them,
+        spot nodes first), else of several. ``spot``: whether preemptible nodes will do. None: not
+        enough are free."""
+        parts = self._find(pool, count, spot, lambda node: node.free)
+        if parts is None:
+            return None
+        for node, number in parts:
+            node.free -= 0 if self.unlimited else number
+        return Grant(tuple(parts))
+
+    def give(self, grant: Grant) -> None:
+        for node, number in grant.parts:
+            node.free += 0 if self.unlimited else number
+
+    def makes_room(
+        self, pool: Pool, count: int, idle: Iterable[Grant], *, spot: bool
+    ) -> list[Grant] | None:
+        """The first of ``idle`` grants that, given back, let ``take`` succeed; None if not even
+        all of them do."""
+        freed: dict[Node, int] = {}
+        given: list[Grant] = []
+        for grant in idle:
+            for node, number in grant.parts:
+                freed[node] = freed.get(node, 0) + number
+            given.append(grant)
+            if self._find(pool, count, spot, lambda n: n.free + freed.get(n, 0)) is not None:
+                return given
+        return None
+
+    def ever(self, pool: Pool, count: int, *, spot: bool) -> bool:
+        """Whether the pool could have so many, if nothing were taken and every node there."""
+        nodes = [n for n in self._by_pool[pool.name] if spot or not n.spot]
+        return sum(_size(node) for node in nodes) >= count
+
+    def _find(
+        self, pool: Pool, count: int, spot: bool, free: Callable[[Node], int]
+    ) -> list[tuple[Node, int]] | None:
+        nodes = [n for n in self._by_pool.get(pool.name, ()) if n.present and (spot or not n.spot)]
+        if count <= pool.per_node:
+            fitting = [node for node in nodes if free(node) >= count]
+            if not fitting:
+                return None
+            best = min(fitting, key=lambda node: (not node.spot, free(node)))
+            return [(best, count)]
+        parts = []
+        for node in sorted(nodes, key=lambda n: -free(n)):
+            number = min(count, free(node))
+            if number > 0:
+                parts.append((node, number))
+                count -= number
+            if count == 0:
+                return parts
+        return None
+
+
+def _size(node: Node) -> int:
+    return node.pool.per_node
+
+
+def make_nodes(pools: Iterable[Pool]) -> list[Node]:
+    """The last nodes of a pool are its preemptible ones, where those are used as such."""
+    return [
+        Node(
+            name=f"{pool.name}-{number}",
+            pool=pool,
+            spot=pool.use_spot and number >= pool.nodes - pool.spot_nodes,
+            free=pool.per_node,
+        )
+        for pool in pools
+        for number in range(pool.nodes)
+    ]

@@ -1,0 +1,64 @@
+"""Instances of one function, and the calls that wait for one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+from controller.platforms.base import Deployment
+from simulator.platform.instance import SimulatedInstance
+
+
+@dataclass
+class Slots:
+    """``waiting``: calls without an instance, in order."""
+
+    deployment: Deployment
+    instances: dict[str, SimulatedInstance] = field(default_factory=dict)
+    waiting: deque[asyncio.Future[SimulatedInstance]] = field(default_factory=deque)
+    started: int = 0
+
+    def pick(self) -> SimulatedInstance | None:
+        """A ready instance with room: the one with the fewest calls, then the one used last."""
+        free = [
+            each
+            for each in self.instances.values()
+            if each.life == "ready" and not each.draining and each.calls < self.concurrency
+        ]
+        return min(free, key=lambda i: (i.calls, -i.used_s), default=None)
+
+    @property
+    def concurrency(self) -> int:
+        return self.deployment.concurrency
+
+    @property
+    def staying(self) -> list[SimulatedInstance]:
+        """Those that hold accelerators, or will, and are not about to give them up."""
+        return [
+            each
+            for each in self.instances.values()
+            if each.life in ("starting", "ready") and not each.draining and not each.retiring
+        ]
+
+    @property
+    def missing(self) -> int:
+        """Instances to start for the calls that wait."""
+        coming = sum(i.life == "starting" and not i.draining for i in self.instances.values())
+        wanted = -(-self._num_waiting // self.concurrency) - coming
+        awake = sum(i.life in ("starting", "ready") for i in self.instances.values())
+        return max(0, min(wanted, self.deployment.max_instances - awake))
+
+    @property
+    def _num_waiting(self) -> int:
+        return sum(not waiter.done() for waiter in self.waiting)
+
+    def next_waiting(self) -> asyncio.Future[SimulatedInstance] | None:
+        while self.waiting:
+            waiter = self.waiting.popleft()
+            if not waiter.done():
+                return waiter
+        return None
+
+    def asleep(self) -> SimulatedInstance | None:
+        return next((each for each in self.instances.values() if each.life == "asleep"), None)
