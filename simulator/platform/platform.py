@@ -159,6 +159,20 @@ class SimulatedPlatform:
             if i.life != "asleep"
         )
 
+    def preempt(self, instance_id: str) -> None:
+        """Notice to one instance, as ``LocalPlatform.preempt``: it drains, hands back its work and
+        ends."""
+        for slots in self._slots.values():
+            if instance_id in slots.instances:
+                self._drain(slots.instances[instance_id])
+
+    def crash(self, instance_id: str) -> None:
+        """The end of one instance without notice, whatever it does."""
+        for slots in self._slots.values():
+            if instance_id in slots.instances:
+                self._end(slots.instances[instance_id])
+                self._serve(slots)
+
     async def close(self) -> None:
         if self._closing:
             return
@@ -401,10 +415,13 @@ class SimulatedPlatform:
 
     def _notice(self, node_name: str) -> None:
         for instance in self._on(node_name):
-            instance.drain()
-            if instance.life == "ready" and not instance.calls:
-                self._end(instance)
-                self._serve(self._slots[instance.function])
+            self._drain(instance)
+
+    def _drain(self, instance: SimulatedInstance) -> None:
+        instance.drain()
+        if instance.life == "ready" and not instance.calls:
+            self._end(instance)
+            self._serve(self._slots[instance.function])
 
     def _take_away(self, node_name: str) -> None:
         for instance in self._on(node_name):
