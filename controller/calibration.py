@@ -101,6 +101,7 @@ def calibrate(
             update=_measured(cost, "training"),
             gradients=by_work(timeline.worked["training"], _two(cost_model.PRIORS["training"])),
             publish_s=median(publish_s) if publish_s else None,
+            weights_bytes=_version_bytes(state),
         ),
         reward=by_work(timeline.worked["reward"], REWARD_PRIOR),
         reference=by_work(timeline.worked["reference"], REFERENCE_PRIOR),
@@ -143,6 +144,12 @@ def _processor() -> str:
         named = []
     name = named[0].partition(":")[2].strip() if named else platform.processor()
     return name or platform.machine()
+
+
+def _version_bytes(state: PolicyState) -> int | None:
+    """Of the newest pulls."""
+    pulled = [call.features[1] for call in state.costs.calls.get("weights_pull", [])]
+    return round(median(pulled)) if pulled else None
 
 
 def _metric(records: Sequence[StepRecord], name: str) -> list[float]:

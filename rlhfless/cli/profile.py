@@ -62,8 +62,8 @@ def _progress(console: Console) -> Progress:
 
 def _print(console: Console, found: Profile) -> None:
     measured = found.measurements
-    together = f"{found.instances} rollout instances at work at once"
-    console.print(f"{measured.model} on {measured.machine}, {together}, {found.seconds:.0f} s\n")
+    together = f"rollout instances at work at once: {found.instances}"
+    console.print(f"{measured.model}\n{measured.machine}; {together}; {found.seconds:.0f} s\n")
     console.print(_costs(found.fits))
     console.print()
     console.print(_starts(measured))
@@ -77,7 +77,7 @@ def _costs(fits: Sequence[Fit]) -> Table:
     table.add_column("median error", justify="right")
     for fit in fits:
         parts = [
-            f"{seconds(value)} a {unit}"
+            f"{seconds(value)} per {unit}"
             for value, unit in zip(fit.coefficients, fit.units, strict=True)
             if value
         ]
