@@ -84,31 +84,40 @@ def _nearby(path: str) -> str:
 
 def _apply_override(raw: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
-    keys = key.strip().split(".")
-    if not separator or not all(keys):
+    if not separator or not all(key.strip().split(".")):
         raise UserError(f"--set {override}: write key=value, e.g. --set training.steps=5")
+    set_field(raw, key.strip(), yaml_value(text, f"--set {override}"), f"--set {override}")
+
+
+def yaml_value(text: str, asked: str) -> Any:
+    """The value that a person wrote in what they ``asked`` for."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UserError(f"--set {override}: {text!r} is not a YAML value") from error
-    if isinstance(value, str):
-        value = _number(value)
+        raise UserError(f"{asked}: {text!r} is not a YAML value") from error
+    return _number(value) if isinstance(value, str) else value
+
+
+def set_field(raw: dict[str, Any], path: str, value: Any, asked: str) -> None:
+    """Set the field at a dotted ``path`` below ``raw``; sections that are missing are made. Raises
+    ``UserError`` that begins with what was ``asked`` where the path leads nowhere."""
+    keys = path.split(".")
     node: Any = raw
     for depth, part in enumerate(keys[:-1]):
         if isinstance(node, list):
-            node = node[_list_index(node, part, override)]
+            node = node[_list_index(node, part, asked)]
         elif isinstance(node, dict):
             if node.get(part) is None:
                 node[part] = {}
             node = node[part]
         else:
-            raise UserError(f"--set {override}: {'.'.join(keys[:depth])} holds a plain value")
+            raise UserError(f"{asked}: {'.'.join(keys[:depth])} holds a plain value")
     if isinstance(node, list):
-        node[_list_index(node, keys[-1], override)] = value
+        node[_list_index(node, keys[-1], asked)] = value
     elif isinstance(node, dict):
         node[keys[-1]] = value
     else:
-        raise UserError(f"--set {override}: {'.'.join(keys[:-1])} holds a plain value")
+        raise UserError(f"{asked}: {'.'.join(keys[:-1])} holds a plain value")
 
 
 def _number(text: str) -> str | float:
@@ -119,9 +128,9 @@ def _number(text: str) -> str | float:
         return text
 
 
-def _list_index(node: list[Any], part: str, override: str) -> int:
+def _list_index(node: list[Any], part: str, asked: str) -> int:
     if not part.isdigit() or int(part) >= len(node):
-        raise UserError(f"--set {override}: {part!r} is no index into a list of {len(node)}")
+        raise UserError(f"{asked}: {part!r} is no index into a list of {len(node)}")
     return int(part)
 
 

@@ -28,7 +28,10 @@ SCORER_SHARE = 8
 
 def set_apart(spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, Cluster]:
     """The job with as many instances as there is room for beside each other, and the cluster with
-    placements that keep them apart. Raises ``UserError`` where the cluster is too small."""
+    placements that keep them apart. Accelerators without limits are nobody's own: nothing changes
+    there. Raises ``UserError`` where the cluster is too small."""
+    if cluster.sharing == "unlimited":
+        return spec, cluster
     shape = load_shape(spec.model.path, spec.model.dtype)
     free = {pool.name: pool.accelerators for pool in cluster.pools.values()}
     bounds: dict[FunctionName, int] = {}

@@ -36,7 +36,9 @@ def capacity(function: FunctionName, spec: JobSpec, cluster: Cluster, shape: Mod
 
 def room_notes(spec: JobSpec, cluster: Cluster, shape: ModelShape) -> list[str]:
     """Sentences where the job's ``max_instances`` and the cluster do not go together."""
-    notes = []
+    notes: list[str] = []
+    if cluster.sharing == "unlimited":
+        return notes
     for function in on_accelerators(spec):
         if function == "training":
             continue

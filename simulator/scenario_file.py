@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -78,6 +79,31 @@ def make_scenario(
         workload, about_lengths = CutWorkload(replay, spec.rollout.max_tokens), []
     assumptions = dict.fromkeys([*assumed, *assumed_too, *about_lengths])
     return Scenario(prompts, evaluation, workload, shape, measurements, tuple(assumptions))
+
+
+class Scenarios:
+    """The scenarios of jobs that differ in a few fields, as in a sweep: what is the same is made
+    once. Arguments as for ``make_scenario``."""
+
+    def __init__(
+        self,
+        *,
+        workload_path: str | None = None,
+        replay: Workload | None = None,
+        measurements: Measurements | None = None,
+    ) -> None:
+        self._made: dict[str, Scenario] = {}
+        self._make = partial(
+            make_scenario, workload_path=workload_path, replay=replay, measurements=measurements
+        )
+
+    def of(self, spec: JobSpec) -> Scenario:
+        """Raises ``UserError`` as ``make_scenario`` does."""
+        depends_on = (spec.model, spec.dataset, spec.evaluation, spec.rollout.max_tokens, spec.seed)
+        key = repr(depends_on)
+        if key not in self._made:
+            self._made[key] = self._make(spec)
+        return self._made[key]
 
 
 def _check_room(spec: JobSpec, shape: ModelShape) -> None:

@@ -79,7 +79,7 @@ def apply(name: str, spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, Cluster]
             scheduling["strategy"] = "custom"
     raw["scheduling"] = scheduling
     spec = _validated(raw, name)
-    if base == "static":
+    if base == "static" and cluster.sharing == "exclusive":
         cluster = replace(cluster, sharing="time_shared")
     return set_apart(spec, cluster) if base == "disaggregated" else (spec, cluster)
 
