@@ -85,7 +85,7 @@ def parse_axis(text: str) -> Axis:
         )
     if path.startswith("scheduling.strategy"):
         raise UserError(
-            f"{asked}: ways of scheduling have names to compare",
+            f"{asked}: strategies are compared by name",
             hint="e.g. --compare static,rlhfless",
         )
     if ":" in values:
