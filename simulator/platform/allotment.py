@@ -1,8 +1,9 @@
 """Who gets accelerators, in the order they were asked for.
 
-The first in the queue is served first: later ones wait for it even where they would fit, so that a
-training instance of sixteen accelerators is not starved by rollouts of one. Where accelerators are
-time-shared, idle instances of other functions are asked to make room for it.
+Instances that calls wait for come first. The first of them is served first: later ones wait for it
+even where they would fit, so that a training instance of sixteen accelerators is not starved by
+rollouts of one. Where accelerators are time-shared, idle instances of other functions are asked to
+make room for it. Instances that are started ahead of calls take what nobody else wants.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ class _Wanted:
 
 
 class Allotment:
-    """``idle``: instances that could make room for another, the longest unused first;
-    ``make_room`` tells one to."""
+    """``urgent``: whether calls wait for an instance; ``idle``: instances that could make room for
+    another, the longest unused first; ``make_room`` tells one to."""
 
     def __init__(
         self,
         capacity: Capacity,
+        urgent: Callable[[SimulatedInstance], bool],
         idle: Callable[[SimulatedInstance], Iterable[SimulatedInstance]],
         make_room: Callable[[SimulatedInstance], None],
     ) -> None:
         self._capacity = capacity
+        self._urgent = urgent
         self._idle = idle
         self._make_room = make_room
         self._queue: list[_Wanted] = []
@@ -66,14 +69,23 @@ class Allotment:
 
     def serve(self) -> None:
         """Grant what can be granted."""
-        while self._queue:
-            wanted = self._queue[0]
-            grant = self._grant(wanted)
-            if grant is None:
+        for wanted in [each for each in self._queue if self._urgent(each.instance)]:
+            if wanted not in self._queue:
+                continue  # served meanwhile, by one that made room
+            if not self._try(wanted):
                 self._ask_for_room(wanted)
                 return
-            self._queue.pop(0)
-            wanted.granted.set_result(grant)
+        for wanted in list(self._queue):
+            if wanted in self._queue:
+                self._try(wanted)
+
+    def _try(self, wanted: _Wanted) -> bool:
+        grant = self._grant(wanted)
+        if grant is None:
+            return False
+        self._queue.remove(wanted)
+        wanted.granted.set_result(grant)
+        return True
 
     def _grant(self, wanted: _Wanted) -> Grant | None:
         for pool, count in wanted.sizes:

@@ -85,7 +85,9 @@ class SimulatedPlatform:
         nodes = make_nodes(cluster.pools.values())
         self._shares = cluster.sharing != "exclusive"
         self._capacity = Capacity(nodes, unlimited=cluster.sharing == "unlimited")
-        self._allotment = Allotment(self._capacity, self._could_sleep, self._make_room)
+        self._allotment = Allotment(
+            self._capacity, self._is_awaited, self._could_sleep, self._put_to_sleep
+        )
         store = cluster.object_store
         self._network = Network(store.gb_per_s * 1e9, store.latency_ms * 1e-3)
         self._cache = NodeCache(shared=store.node_cache)
@@ -231,6 +233,7 @@ class SimulatedPlatform:
         if not self._closing:
             for _ in range(slots.missing):
                 self._begin(slots)
+            self._allotment.serve()  # what was started ahead may be awaited now
 
     def _occupy(self, instance: SimulatedInstance) -> None:
         instance.calls += 1
@@ -389,6 +392,9 @@ class SimulatedPlatform:
 
     # --- room and preemption ----------------------------------------------------------------------
 
+    def _is_awaited(self, instance: SimulatedInstance) -> bool:
+        return any(not waiter.done() for waiter in self._slots[instance.function].waiting)
+
     def _could_sleep(self, wanting: SimulatedInstance) -> Iterable[SimulatedInstance]:
         """Idle instances of other functions, where accelerators are time-shared."""
         if not self._shares:
@@ -401,9 +407,6 @@ class SimulatedPlatform:
             if each.life == "ready" and not each.calls
         ]
         return sorted(idle, key=lambda each: each.used_s)
-
-    def _make_room(self, instance: SimulatedInstance) -> None:
-        self._put_to_sleep(instance)
 
     def _on(self, node_name: str) -> list[SimulatedInstance]:
         return [
