@@ -63,8 +63,8 @@ class Rollout:
     async def run(
         self,
         assignment: Sequence[Sequence[str]],
-        watch: Callable[[Rollout], Awaitable[None]] | None = None,
-        every_s: float = 0.25,
+        watch: Callable[[Rollout], Awaitable[None]] | None,
+        every_s: float,
     ) -> RolloutStats:
         """Calls ``watch`` every ``every_s`` seconds until all is done. Raises the first error that
         retries could not cure."""
