@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from rlhfless.errors import UserError
 from rlhfless.messages import FunctionName
 from rlhfless.spec import JobSpec
 from simulator.cluster import Cluster, Pool
+from simulator.cluster_file import PlacementSpec
 from simulator.model_shape import ModelShape
 
 
@@ -15,6 +19,34 @@ def on_accelerators(spec: JobSpec) -> tuple[FunctionName, ...]:
         for function in spec.functions()
         if function != "reward" or any(reward.model for reward in spec.rewards)
     )
+
+
+def with_asked_accelerators(spec: JobSpec, cluster: Cluster) -> Cluster:
+    """The cluster with each function kept to pools of the accelerator that the job asks for: a name
+    of the hardware facts, or ``cuda`` for any but a CPU. ``cpu``, which is the default, asks for
+    nothing. Raises ``UserError`` naming the field where there is none, with what there is."""
+    placements = dict(cluster.placements)
+    for function in on_accelerators(spec):
+        asked = spec.function(function).accelerator
+        if asked == "cpu":
+            continue
+        param, pools = f"{function}.accelerator", cluster.pools_for(function)
+        if asked == "cuda":
+            kept = [pool.name for pool in pools if not pool.accelerator_name.startswith("cpu")]
+        else:
+            name = cluster.catalog.accelerator_name(asked, param)
+            kept = [pool.name for pool in pools if pool.accelerator_name == name]
+        if not kept:
+            there = ", ".join(dict.fromkeys(pool.accelerator_name for pool in pools))
+            raise UserError(
+                f"{param}: cluster {cluster.name} has no {asked} for {function}; it has {there}",
+                param=param,
+                hint=f"--set {param}={pools[0].accelerator_name}, or a cluster with {asked}",
+            )
+        if len(kept) < len(pools):
+            placed = cluster.placements.get(function, PlacementSpec())
+            placements[function] = placed.model_copy(update={"pools": kept})
+    return replace(cluster, placements=placements)
 
 
 def per_instance(

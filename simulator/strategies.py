@@ -19,6 +19,7 @@ from rlhfless.spec_file import parse_spec
 from simulator.cluster import Cluster
 from simulator.disaggregate import set_apart
 from simulator.hardware import unknown
+from simulator.room import with_asked_accelerators
 
 BASES: Mapping[str, str] = {
     "rlhfless": "every technique on, as the controller runs a job by default",
@@ -53,10 +54,11 @@ def apply(name: str, spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, Cluster]
     """The job and the cluster under a strategy.
 
     Raises ``UserError`` for a name that is not known (with the nearest that is), for a technique
-    the job does not allow, ``disaggregated`` on a cluster too small, and ``+spot`` without
-    preemptible nodes.
+    the job does not allow, ``disaggregated`` on a cluster too small, ``+spot`` without preemptible
+    nodes, and an accelerator the cluster does not have.
     """
     base, changes = _parse(name)
+    cluster = with_asked_accelerators(spec, cluster)
     raw = spec.model_dump()
     scheduling, training = raw["scheduling"], raw["training"]
     if base != "job":
