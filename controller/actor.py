@@ -58,9 +58,18 @@ class RunningCall:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+class _NotTaken(Exception):
+    """``on_finished`` failed: no fault of the call, and no other call could make up for it."""
+
+    def __init__(self, error: RlhflessError) -> None:
+        super().__init__(error.detail)
+        self.error = error
+
+
 class Actor:
     """``run`` ends when everything the actor owns is finished. ``on_finished`` is awaited with
-    samples as they end; ``on_released`` is told which samples were given up as asked."""
+    samples as they end, and its errors end ``run``; ``on_released`` is told which samples were
+    given up as asked."""
 
     def __init__(
         self,
@@ -162,6 +171,8 @@ class Actor:
         """Read the call's stream to its end; the error that ended it early, if one did."""
         try:
             await self._stream(call)
+        except _NotTaken as failure:
+            raise failure.error from None
         except RlhflessError as error:
             self._stats.lost_calls += 1
             return error
@@ -186,7 +197,7 @@ class Actor:
                 elif isinstance(frame, Finished):
                     complete = self._collector.finished(ids, frame)
                     if complete:
-                        await self._on_finished(complete)
+                        await self._take(complete)
                 elif isinstance(frame, Released):
                     self._gave_up(call, [ids[index] for index in frame.samples])
                 elif isinstance(frame, Progress):
@@ -197,6 +208,12 @@ class Actor:
                     self._stats.add(frame)
                     return
         raise InternalError("a rollout stream ended without a result")
+
+    async def _take(self, complete: list[FinishedSample]) -> None:
+        try:
+            await self._on_finished(complete)
+        except RlhflessError as error:
+            raise _NotTaken(error) from error
 
     def _gave_up(self, call: RunningCall, ids: Sequence[str]) -> None:
         given = [i for i in self._collector.remaining(ids) if i in self._owned]

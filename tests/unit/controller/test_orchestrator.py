@@ -9,14 +9,18 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fakeredis
 import pytest
 
 from controller.books import Books
+from controller.collector import FinishedSample
 from controller.job import Event
+from controller.job_store import JobStore
 from controller.orchestrator import Orchestrator, Outcome
 from rlhfless.batches import Batch
 from rlhfless.errors import InternalError, TransientError, UserError
@@ -158,6 +162,33 @@ def test_a_controller_killed_while_it_overlaps_changes_nothing(
     async def lives() -> None:
         while await w.live(for_s=rng.uniform(0.05, 0.9)) is None:
             pass
+
+    run(lives())
+    assert_same(batches(w), undisturbed)
+
+
+def test_a_journal_that_fails_to_keep_samples_ends_the_run_and_loses_none(
+    tmp_path: Path, undisturbed: list[Batch]
+) -> None:
+    """It must not be taken for a broken stream: the stream would be repeated without them."""
+    w = world(tmp_path)
+
+    class Failing(JobStore):
+        calls = 0
+
+        async def add_samples(self, step: int, samples: Iterable[FinishedSample]) -> None:
+            Failing.calls += 1
+            if Failing.calls == 2:
+                raise TransientError("the job store cannot be reached")
+            await super().add_samples(step, samples)
+
+    async def lives() -> None:
+        job = w.job()
+        journal = Failing(fakeredis.FakeAsyncRedis(server=w.server), "job")
+        with pytest.raises(ExceptionGroup) as raised:
+            await Orchestrator(replace(job, journal=journal), "weights").run()
+        assert raised.group_contains(TransientError, match="job store cannot be reached")
+        await w.live()
 
     run(lives())
     assert_same(batches(w), undisturbed)
