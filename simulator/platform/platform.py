@@ -179,7 +179,6 @@ class SimulatedPlatform:
         if self._closing:
             return
         self._closing = True
-        self._preemption.close()
         for timer in self._timers.values():
             timer.cancel()
         for slots in self._slots.values():
@@ -190,6 +189,7 @@ class SimulatedPlatform:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._preemption.close()
 
     # --- calls ------------------------------------------------------------------------------------
 

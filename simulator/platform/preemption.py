@@ -45,9 +45,10 @@ class Preemption:
                     rng = random.Random(self._rng.getrandbits(63))
                     self._spawn(self._suffer(node, rng), node.name)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _suffer(self, node: Node, rng: random.Random) -> None:
         """A node's life: so long there, so long away."""
