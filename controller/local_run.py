@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import random
 from collections.abc import Callable, Mapping
@@ -12,13 +11,13 @@ from typing import Any
 from controller.books import Books, keeping
 from controller.calibration import keeping_calibration
 from controller.dataset import PromptOrder, Row, load_rows
+from controller.deployments import deployments
 from controller.dispatch import Dispatcher, RetryPolicy
 from controller.job import Data, Event, Job, Observer, Prompt, StepSamples
 from controller.job_store import JobStore
 from controller.known import Known
 from controller.ledger import Ledger
 from controller.orchestrator import Orchestrator, Outcome
-from controller.platforms.base import Deployment
 from controller.platforms.local import LocalPlatform
 from controller.redis_server import open_redis
 from controller.run_folder import RunFolder
@@ -31,22 +30,6 @@ from rlhfless.spec import DatasetSpec, JobSpec
 from rlhfless.spec_file import dump_spec
 
 NO_PLOT = "no progress.png: matplotlib is not installed; pip install 'rlhfless[plot]' brings it"
-
-
-def deployments(spec: JobSpec) -> list[Deployment]:
-    """How the platform runs each function the job uses."""
-    holds = not spec.scheduling.early_release  # as a serverful framework does
-    return [
-        Deployment(
-            function=name,
-            max_instances=(section := spec.function(name)).max_instances,
-            threads=section.threads,
-            idle_timeout_s=math.inf if holds else section.idle_timeout_s,
-            accelerator=section.accelerator,
-            price_usd_per_hour=section.price_usd_per_hour,
-        )
-        for name in spec.functions()
-    ]
 
 
 async def run_local(
