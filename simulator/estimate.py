@@ -23,7 +23,7 @@ def estimate(
 
     Raises ``UserError`` for what cannot work, naming the field of the spec or the cluster.
     """
-    spec, cluster = apply("job", spec, cluster or default_cluster(spec))
+    spec, cluster = apply("job", spec, cluster or default_cluster(spec).cluster())
     return simulate(
         spec,
         cluster,

@@ -117,6 +117,18 @@ def simulate(
             "the others are compared with the first.",
         ),
     ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD=FROM:TO:STEP",
+            help="Try values of a field of the job (or of cluster.<field>), e.g. "
+            "rollout.max_instances=4:64:4; may be repeated for a grid.",
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(metavar="USD", help="Answer what can be done for the money."),
+    ] = None,
     replay: Annotated[
         str | None,
         typer.Option(metavar="RUN", help="Lengths and call times from the folder of a run."),
@@ -153,6 +165,8 @@ def simulate(
                 replay=replay,
                 calibrate=calibrate,
                 compare=compare,
+                sweep=sweep or (),
+                budget=budget,
                 seed=seed,
                 steps=steps,
                 out=out,

@@ -15,12 +15,8 @@ from rlhfless.errors import UserError
 from rlhfless.spec_file import load_spec
 
 if TYPE_CHECKING:
-    from rlhfless.spec import JobSpec
+    from rlhfless.cli.simulation_runs import Runner
     from simulator.report.contents import Report
-    from simulator.scenario import Scenario
-
-STEPS = "12"
-"""Simulated unless told otherwise: enough to see a job's shape, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,31 +30,42 @@ class Wishes:
     replay: str | None = None
     calibrate: str | None = None
     compare: str | None = None
+    sweep: Sequence[str] = ()
+    budget: float | None = None
     seed: int | None = None
-    steps: str = STEPS
+    steps: str = "all"
     out: str | None = None
     as_json: bool = False
 
 
 def simulate_job(wishes: Wishes) -> None:
     """Simulate, print, write files."""
+    from rlhfless.cli.simulation_runs import budgeted, compared, swept
+    from simulator.sweep import parse_axis
+
+    if wishes.sweep and wishes.budget is not None:
+        raise UserError("--sweep and --budget answer two questions: ask one", param="--budget")
     names = strategy_names(wishes.compare)
-    max_steps = _max_steps(wishes.steps)
-    spec = _load(wishes)
-    report = _simulate(spec, wishes, names, max_steps)
+    axes = [parse_axis(each) for each in wishes.sweep]
+    runner = _runner(wishes)
+    with Bar() as bar:
+        if wishes.budget is not None:
+            report = budgeted(runner, wishes.budget, names, bar)
+        elif axes:
+            report = swept(runner, axes, names, bar)
+        else:
+            report = compared(runner, names, bar)
     if wishes.as_json:
         _print_json(report)
         if wishes.out is not None:
             write(report, wishes.out)
         return
     console = Console(highlight=False)
-    _print(console, report)
-    folder = wishes.out or os.path.join(FOLDER, spec.name)
+    print_report(console, report)
+    folder = wishes.out or os.path.join(FOLDER, runner.spec.name)
     files = write(report, folder)
-    console.print()
-    console.print(
-        f"Written to {os.path.relpath(folder)}: {', '.join(files)}", markup=False, soft_wrap=True
-    )
+    where = f"\nWritten to {os.path.relpath(folder)}: {', '.join(files)}"
+    console.print(where, markup=False, soft_wrap=True)
     if "gantt.png" not in files:
         from simulator.report.charts import INSTALL
 
@@ -75,16 +82,16 @@ def estimate_job(
     from simulator.scenario_file import make_scenario
 
     spec = load_spec(job, overrides)
-    on = find_cluster(cluster) if cluster else default_cluster(spec)
+    on = (find_cluster(cluster) if cluster else default_cluster(spec)).cluster()
     scenario = make_scenario(spec, workload_path=workload)
     report = Report((estimate(spec, on, scenario),), on)
     if as_json:
         _print_json(report)
         return
     console = Console(highlight=False)
-    _print(console, report)
+    print_report(console, report)
     if cluster is None:
-        console.print(f"\non the default cluster {on.name}; --cluster names another", style="dim")
+        console.print(f"\nOn the default cluster {on.name}; --cluster names another.", style="dim")
 
 
 def strategy_names(compare: str | None) -> list[str]:
@@ -102,67 +109,50 @@ def strategy_names(compare: str | None) -> list[str]:
     return names
 
 
-def _max_steps(steps: str) -> int | None:
-    if steps == "all":
-        return None
-    if not steps.isdigit() or int(steps) < 1:
-        raise UserError(f"--steps {steps}: write a number of steps, or all", param="--steps")
-    return int(steps)
+def print_report(console: Console, report: Report) -> None:
+    """The view that fits what was asked."""
+    from simulator.report import budget_table, side_by_side, sweep_table, table
+
+    if report.budget is not None:
+        console.print(budget_table.show(report, report.budget))
+    elif report.sweep is not None and report.sweep.axes:
+        console.print(sweep_table.show(report, report.sweep))
+    elif len(report.simulations) > 1:
+        console.print(side_by_side.show(report))
+    else:
+        console.print(table.show(report, report.simulations[0]))
 
 
-def _load(wishes: Wishes) -> JobSpec:
-    seed = () if wishes.seed is None else (f"seed={wishes.seed}",)
-    return load_spec(wishes.job, (*wishes.overrides, *seed))
-
-
-def _scenario(spec: JobSpec, wishes: Wishes) -> Scenario:
+def _runner(wishes: Wishes) -> Runner:
+    from rlhfless.cli.simulation_runs import Runner
     from rlhfless.measurements import load_measurements, merged
+    from simulator.known_clusters import default_cluster, find_cluster
     from simulator.replay import read_replay
-    from simulator.scenario_file import make_scenario
 
+    max_steps = _max_steps(wishes.steps)
+    seed = () if wishes.seed is None else (f"seed={wishes.seed}",)
+    spec = load_spec(wishes.job, (*wishes.overrides, *seed))
     replay = None if wishes.replay is None else read_replay(wishes.replay)
     measured = None if replay is None else replay.measurements
     if wishes.calibrate is not None:
         given = load_measurements(wishes.calibrate)
         measured = given if measured is None else merged(measured, given)
-    return make_scenario(
-        spec,
-        workload_path=wishes.workload,
-        replay=None if replay is None else replay.lengths,
+    return Runner(
+        spec=spec,
+        cluster=find_cluster(wishes.cluster) if wishes.cluster else default_cluster(spec),
+        max_steps=max_steps,
+        workload=wishes.workload,
+        lengths=None if replay is None else replay.lengths,
         measurements=measured,
     )
 
 
-def _simulate(spec: JobSpec, wishes: Wishes, names: Sequence[str], max_steps: int | None) -> Report:
-    from simulator.known_clusters import default_cluster, find_cluster
-    from simulator.report.contents import Report
-    from simulator.simulate import Options, simulate
-    from simulator.strategies import apply
-
-    cluster = find_cluster(wishes.cluster) if wishes.cluster else default_cluster(spec)
-    scenario = _scenario(spec, wishes)
-    # All names are looked at first: the last must not fail when the others have been simulated.
-    runs = [(name, *apply(name, spec, cluster)) for name in names or ["job"]]
-    found = []
-    with Bar(len(runs)) as bar:
-        for name, run, on in runs:
-            strategy = name if names else run.scheduling.strategy
-            bar.next(strategy)
-            options = Options(seed=spec.seed, max_steps=max_steps)
-            found.append(
-                simulate(run, on, scenario, strategy=strategy, options=options, progress=bar.step)
-            )
-            bar.finished()
-    return Report(tuple(found), cluster)
-
-
-def _print(console: Console, report: Report) -> None:
-    from simulator.report import side_by_side, table
-
-    if len(report.simulations) == 1:
-        console.print(table.show(report, report.simulations[0]))
-    else:
-        console.print(side_by_side.show(report))
+def _max_steps(steps: str) -> int | None:
+    if steps == "all":
+        return None
+    if not (steps.isascii() and steps.isdigit()) or int(steps) < 1:
+        raise UserError(f"--steps {steps}: write a number of steps, or all", param="--steps")
+    return int(steps)
 
 
 def _print_json(report: Report) -> None:

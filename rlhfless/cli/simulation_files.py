@@ -23,21 +23,18 @@ NAMES = ("simulation.json", "spans.csv", "report.html", "gantt.png", "cost.png",
 
 
 class Bar:
-    """Progress over the steps of several simulations, on stderr, if that is a terminal."""
+    """Progress on stderr, if that is a terminal."""
 
-    def __init__(self, simulations: int) -> None:
+    def __init__(self) -> None:
         self._bar = Progress(
-            TextColumn("simulating {task.fields[what]}"),
+            TextColumn("{task.fields[what]}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("steps"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
         )
         self._task = self._bar.add_task("", total=None, what="")
-        self._simulations = simulations
-        self._finished = 0
         self._began_s = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -51,21 +48,11 @@ class Bar:
     ) -> None:
         self._bar.stop()
 
-    def next(self, what: str) -> None:
-        """A simulation begins; ``what`` sets it apart from the others."""
-        self._bar.update(self._task, what=what)
-
-    def step(self, done: int, total: int) -> None:
-        """As ``simulator.simulate.Progress``; simulations are taken to be of the same size."""
+    def show(self, what: str, done: int, total: int) -> None:
         if time.monotonic() - self._began_s < PATIENCE_S or not self._bar.console.is_terminal:
             return
         self._bar.start()
-        completed = self._finished * total + done
-        self._bar.update(self._task, completed=completed, total=self._simulations * total)
-
-    def finished(self) -> None:
-        """The simulation has ended."""
-        self._finished += 1
+        self._bar.update(self._task, what=what, completed=done, total=total)
 
 
 def write(report: Report, folder: str) -> list[str]:
@@ -102,3 +89,7 @@ def _charts(report: Report, folder: str) -> None:
         return
     draw_gantt(report, os.path.join(folder, "gantt.png"))
     draw_cost(report, os.path.join(folder, "cost.png"))
+    if report.sweep is not None:
+        from simulator.report.frontier_chart import draw_frontier
+
+        draw_frontier(report, report.sweep, os.path.join(folder, "frontier.png"))

@@ -4,11 +4,14 @@ with."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from controller.ledger import Phase
+from simulator.budget import BudgetAnswer
 from simulator.cluster import Cluster
 from simulator.report.units import several
 from simulator.result import Simulation, Use
+from simulator.sweep import Sweep
 
 PHASES: tuple[Phase, ...] = ("busy", "idle", "cold")
 """In the order in which they are shown."""
@@ -26,10 +29,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Report:
-    """``simulations``: one or more, of the same job on the same ``cluster`` (None: not told)."""
+    """``simulations``: one or more, of the same job on the same ``cluster`` (None: not told).
+    ``sweep``: what they were chosen from, if they were; ``budget``: the answer they belong to."""
 
     simulations: tuple[Simulation, ...]
     cluster: Cluster | None = None
+    sweep: Sweep | None = None
+    budget: BudgetAnswer | None = None
 
     def __post_init__(self) -> None:
         assert self.simulations, "a report of nothing"
@@ -45,6 +51,24 @@ class Report:
     def on_cpu(self) -> bool:
         pools = self.cluster.pools.values() if self.cluster is not None else ()
         return bool(pools) and all(pool.accelerator_name.startswith("cpu") for pool in pools)
+
+
+def label(sweep: Sweep, index: int) -> str:
+    """``8`` of ``rollout.max_instances``, ``rlhfless, 8``, ``8, 0.5``."""
+    point = sweep.points[index]
+    several = len({each.strategy for each in sweep.points}) > 1 or not sweep.axes
+    values = [_value(value) for value in point.values.values()]
+    return ", ".join([point.strategy, *values] if several else values)
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def told_apart(sweep: Sweep) -> str:
+    """What ``label`` consists of."""
+    several = len({each.strategy for each in sweep.points}) > 1 or not sweep.axes
+    return ", ".join([*(["strategy"] if several else []), *(axis.path for axis in sweep.axes)])
 
 
 def compare(one: Simulation, first: Simulation) -> Comparison:

@@ -14,10 +14,11 @@ import yaml
 
 import rlhfless
 from simulator.report import page_plots, page_tables
-from simulator.report.contents import Report, compare, extent
+from simulator.report.contents import Report, compare, extent, label, told_apart
 from simulator.report.markup import text
 from simulator.report.units import duration, factor, held_scale, number, percent, usd
 from simulator.result import Simulation
+from simulator.sweep import Sweep
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 _SPOT_STRIPES = (
@@ -74,8 +75,12 @@ def _about(first: Simulation) -> str:
 
 
 def _verdict(report: Report) -> str:
-    """A comparison in a sentence."""
+    """The answer in a sentence, where there was a question."""
     runs = report.simulations
+    if report.budget is not None:
+        return f'<p class="verdict">{text(report.budget.sentence)}</p>'
+    if report.sweep is not None and report.sweep.axes:
+        return _knee(report, report.sweep)
     if len(runs) == 1:
         return ""
     best = min(runs, key=lambda run: run.seconds)
@@ -89,6 +94,17 @@ def _verdict(report: Report) -> str:
             told += f" and holds {percent(abs(against.held_saved))} {less} {report.noun} time"
         told += "."
     return f'<p class="verdict">{text(told)}</p>'
+
+
+def _knee(report: Report, sweep: Sweep) -> str:
+    if sweep.knee is None:
+        return ""
+    run = sweep.points[sweep.knee].simulation
+    cost = held_scale([run.held_s], report.noun).tell(run.held_s)
+    if run.usd is not None:
+        cost = usd(run.usd)
+    told = f"{told_apart(sweep)} = {label(sweep, sweep.knee)} is the knee: {duration(run.seconds)}"
+    return f'<p class="verdict">{text(told)} for {text(cost)}. More speed costs much more.</p>'
 
 
 def _cards(report: Report) -> str:
@@ -127,8 +143,10 @@ def _cards(report: Report) -> str:
 def _sections(report: Report) -> list[str]:
     runs = report.simulations
     found = []
+    if report.sweep is not None:
+        found.append(_sweep(report, report.sweep))
     if len(runs) > 1:
-        found.append(_section("Strategies side by side", "", page_tables.comparison(report)))
+        found.append(_section("Side by side", "", page_tables.comparison(report)))
     found.append(
         _section(
             "What instances do",
@@ -157,6 +175,16 @@ def _sections(report: Report) -> list[str]:
     found.append(_section("Assumed", "Not known, and taken for granted.", _assumptions(report)))
     found.append(_section("Given", "", *_given(report)))
     return found
+
+
+def _sweep(report: Report, sweep: Sweep) -> str:
+    lead = f"Each dot is the whole job with another {told_apart(sweep)}: further to the left is "
+    lead += "faster, further down is cheaper. On the line nothing is beaten in both."
+    points = page_tables.sweep_points(report, sweep)
+    parts = [f"<details><summary>All points in numbers</summary>{points}</details>"]
+    if sweep.impossible:
+        parts.append(page_tables.impossible(sweep))
+    return _section("Time and cost", lead, page_plots.frontier(report, sweep), *parts)
 
 
 def _folded(report: Report, what: str, one: Simulation, inside: str) -> str:

@@ -13,8 +13,10 @@ import json
 import math
 from typing import Any
 
+from simulator.budget import BudgetAnswer, Way
 from simulator.report.contents import Report, compare, split, whole
 from simulator.result import Simulation, StepFound, Use
+from simulator.sweep import Sweep
 
 FORMAT = "rlhfless.simulation/1"
 SPAN_FIELDS = (
@@ -44,6 +46,10 @@ def document(report: Report) -> dict[str, Any]:
         "cluster": first.cluster,
         "simulations": [_simulation(each, first) for each in report.simulations],
     }
+    if report.sweep is not None:
+        found["sweep"] = _sweep(report.sweep)
+    if report.budget is not None:
+        found["budget"] = _budget(report.budget)
     cleaned: dict[str, Any] = _clean(found)
     return cleaned
 
@@ -60,7 +66,25 @@ def dump_spans(report: Report) -> str:
 
 
 def _simulation(one: Simulation, first: Simulation) -> dict[str, Any]:
-    against, total = compare(one, first), whole(one)
+    against = compare(one, first)
+    return {
+        **_totals(one),
+        "step_shares": split(one),
+        "usage": {function: _use(use) for function, use in one.usage.items()},
+        "against_first": {
+            "speedup": against.speedup,
+            "accelerator_seconds_saved": against.held_saved,
+            "usd_saved": against.usd_saved,
+        },
+        "window_s": list(one.window_s),
+        "simulated": [_step(step) for step in one.simulated],
+        "assumptions": list(one.assumptions),
+        "spec": one.spec,
+    }
+
+
+def _totals(one: Simulation) -> dict[str, Any]:
+    total = whole(one)
     return {
         "strategy": one.strategy,
         "seed": one.seed,
@@ -69,7 +93,6 @@ def _simulation(one: Simulation, first: Simulation) -> dict[str, Any]:
         "samples_per_step": one.samples_per_step,
         "seconds": one.seconds,
         "step_s": {"mean": one.step_s} | {n: one.step_quantile(q) for n, q in QUANTILES.items()},
-        "step_shares": split(one),
         "accelerator_seconds": {
             "held": total.held_s,
             "busy": total.busy_s,
@@ -82,16 +105,45 @@ def _simulation(one: Simulation, first: Simulation) -> dict[str, Any]:
         "prompt_tokens": one.prompt_tokens,
         "tokens_per_s": one.tokens_per_s,
         "preemptions": one.preemptions,
-        "usage": {function: _use(use) for function, use in one.usage.items()},
-        "against_first": {
-            "speedup": against.speedup,
-            "accelerator_seconds_saved": against.held_saved,
-            "usd_saved": against.usd_saved,
-        },
-        "window_s": list(one.window_s),
-        "simulated": [_step(step) for step in one.simulated],
-        "assumptions": list(one.assumptions),
-        "spec": one.spec,
+    }
+
+
+def _sweep(sweep: Sweep) -> dict[str, Any]:
+    return {
+        "axes": [{"field": axis.path, "values": list(axis.values)} for axis in sweep.axes],
+        "cost": "usd" if sweep.in_usd else "accelerator_seconds",
+        "points": [
+            {"values": dict(point.values), **_totals(point.simulation)} for point in sweep.points
+        ],
+        "frontier": list(sweep.frontier),
+        "knee": sweep.knee,
+        "impossible": [
+            {"strategy": each.strategy, "values": dict(each.values), "reason": each.reason}
+            for each in sweep.impossible
+        ],
+    }
+
+
+def _budget(answer: BudgetAnswer) -> dict[str, Any]:
+    return {
+        "usd": answer.budget_usd,
+        "steps_asked": answer.steps_asked,
+        "fits": answer.fits,
+        "answer": answer.sentence,
+        "best": None if answer.best is None else _way(answer.best),
+        "ways": [_way(way) for way in answer.ways],
+    }
+
+
+def _way(way: Way) -> dict[str, Any]:
+    return {
+        "strategy": way.strategy,
+        "max_instances": way.max_instances,
+        "time_weight": way.time_weight,
+        "steps": way.steps,
+        "seconds": way.seconds,
+        "epochs": way.epochs,
+        "whole_job": {"seconds": way.simulation.seconds, "usd": way.usd},
     }
 
 

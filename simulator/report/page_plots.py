@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from simulator.report.contents import PHASES, Report
+from simulator.report.contents import PHASES, Report, label, told_apart
 from simulator.report.markup import WIDTH, grid, legend, plot, text, tick_labels, ticks
 from simulator.report.palette import LABELS
 from simulator.report.timeline import BINS, Area, Lane, Timeline, timeline
 from simulator.report.units import Scale, duration, held_scale, number, time_scale, usd
 from simulator.result import InstanceSpan, Simulation, StepFound
+from simulator.sweep import Sweep
 
 LANE = 15
 """Units of height of a lane."""
 AREA = 90
 STEPS = 120
+FRONTIER = 320
+NAMED = 12
+"""Most points that all have their names beside them."""
 PARTS = ("rollout", "scoring", "training", "other")
 """Of a step's time."""
 TOUCHED = 500
@@ -207,3 +212,45 @@ def _steps(one: Simulation, longest: float, scale: Scale) -> str:
 def _parts(step: StepFound) -> tuple[float, float, float, float]:
     known = (step.rollout_s, step.scoring_s, step.train_s)
     return (*known, max(0.0, step.seconds - sum(known)))
+
+
+def frontier(report: Report, sweep: Sweep) -> str:
+    """Time against cost; points on the frontier are joined, the knee is marked and named."""
+    at = [sweep.time_and_cost(index) for index in range(len(sweep.points))]
+    right, top = (1.08 * max(each) for each in zip(*at, strict=True))
+    times, held = time_scale([right]), held_scale([top], report.noun)
+    scale = replace(held, divisor=1.0, unit="USD") if sweep.in_usd else held
+    line = " ".join(
+        f"{WIDTH * at[i][0] / right:.1f},{FRONTIER * (1 - at[i][1] / top):.1f}"
+        for i in sweep.frontier
+    )
+    marks = ticks(top / scale.divisor, 5)[1:]
+    rules = "".join(
+        f'<line x1="0" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        for y in (FRONTIER * (1 - mark * scale.divisor / top) for mark in marks)
+    )
+    names = "".join(
+        f'<span style="top:{100 * (1 - mark * scale.divisor / top):.2f}%">{mark:g}'
+        f"{text(' ' + scale.unit) if mark == marks[-1] else ''}</span>"
+        for mark in marks
+    )
+    shapes = grid(times, right, FRONTIER) + rules + f'<polyline points="{line}"/>'
+    dots = "".join(_dot(report, sweep, i, right, top) for i in range(len(at)))
+    told = f"Time and cost of {len(at)} points; {len(sweep.frontier)} are on the frontier"
+    return plot(told, shapes, FRONTIER, names, tick_labels(times, right), dots)
+
+
+def _dot(report: Report, sweep: Sweep, index: int, right: float, top: float) -> str:
+    time, cost = sweep.time_and_cost(index)
+    run = sweep.points[index].simulation
+    css = "knee" if index == sweep.knee else "best" if index in sweep.frontier else ""
+    place = f"left:{100 * time / right:.2f}%;top:{100 * (1 - cost / top):.2f}%"
+    held = held_scale([run.held_s], report.noun).tell(run.held_s)
+    named = label(sweep, index)
+    told = f"{told_apart(sweep)}: {named}\n{duration(time)}, {held}, {_dollars(run.usd)}"
+    dot = f'<span class="dot {css}" style="{place}" data-t="{text(told)}"></span>'
+    if index != sweep.knee and len(sweep.points) > NAMED:
+        return dot
+    side = " left" if time / right > 0.7 else ""
+    more = " (knee)" if index == sweep.knee else ""
+    return f'{dot}<span class="tag{side}" style="{place}">{text(named)}{more}</span>'

@@ -7,7 +7,7 @@ from typing import Any
 
 from simulator.cluster import Cluster
 from simulator.hardware import show_usd
-from simulator.report.contents import Report, actors, compare, whole
+from simulator.report.contents import Report, actors, compare, label, told_apart, whole
 from simulator.report.markup import Cell, table, text
 from simulator.report.units import (
     count,
@@ -21,6 +21,7 @@ from simulator.report.units import (
     usd,
 )
 from simulator.result import Simulation, StepFound
+from simulator.sweep import Sweep
 
 PLANS = 60
 """Steps whose plans are shown, spread over those simulated; all are in simulation.json."""
@@ -204,3 +205,36 @@ def pools(cluster: Cluster) -> str:
         )
     heads = ("Pool", "Nodes x accelerators", "Memory each", "Spot nodes", "On demand", "On spot")
     return table(f"{cluster.name}: prices per accelerator and hour", heads, rows)
+
+
+def sweep_points(report: Report, sweep: Sweep) -> str:
+    """Every point, in the order in which they were asked for."""
+    runs = [point.simulation for point in sweep.points]
+    times = time_scale(run.seconds for run in runs)
+    steps = time_scale(run.step_s for run in runs)
+    held = held_scale((run.held_s for run in runs), report.noun)
+    rows = [
+        (
+            label(sweep, index),
+            times.show(run.seconds),
+            steps.show(run.step_s),
+            held.show(run.held_s),
+            percent(run.idle_fraction),
+            usd(run.usd),
+            "knee" if index == sweep.knee else "frontier" if index in sweep.frontier else "",
+        )
+        for index, run in enumerate(runs)
+    ]
+    heads = (told_apart(sweep), f"Job, {times.unit}", f"Step, {steps.unit}", held.unit, "Idle")
+    css = ["knee" if index == sweep.knee else "" for index in range(len(runs))]
+    cost = "dollars" if sweep.in_usd else f"{report.noun} time"
+    caption = f"Frontier: nothing beats it in both time and {cost}"
+    return table(caption, (*heads, "Cost", ""), rows, row_css=css)
+
+
+def impossible(sweep: Sweep) -> str:
+    rows = [
+        (", ".join([each.strategy, *map(str, each.values.values())]), each.reason)
+        for each in sweep.impossible
+    ]
+    return table("Combinations that cannot be run", ("Which", "Why"), rows, words=(1,))

@@ -1,0 +1,53 @@
+"""What a budget buys, in the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from simulator.budget import BudgetAnswer
+from simulator.report.contents import Report
+from simulator.report.table import assumptions
+from simulator.report.units import several, time_scale, usd
+
+ROWS = 12
+
+
+def show(report: Report, answer: BudgetAnswer) -> RenderableType:
+    """The answer, then the ways that get farthest."""
+    first = report.simulations[0]
+    return Group(
+        Text.assemble((first.job, "bold"), f" on {first.cluster} for {usd(answer.budget_usd)}"),
+        "",
+        Text(answer.sentence),
+        "",
+        _ways(answer),
+        *assumptions(report.simulations),
+    )
+
+
+def _ways(answer: BudgetAnswer) -> Table:
+    """Steps that the money buys each way, and how long they take; then the job as it was asked."""
+    shown = answer.ways[:ROWS]
+    buys = time_scale(way.seconds for way in shown)
+    whole = time_scale(way.simulation.seconds for way in shown)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    table.add_column("way", overflow="fold", max_width=34)
+    asked = several(answer.steps_asked, "step")
+    for name in ("buys steps", f"in {buys.unit}", "epochs", f"{asked}, {whole.unit}", "cost"):
+        table.add_column(name, justify="right")
+    for way in shown:
+        table.add_row(
+            escape(way.name),
+            f"{way.steps:,}",
+            buys.show(way.seconds),
+            f"{way.epochs:.2g}",
+            whole.show(way.simulation.seconds),
+            usd(way.usd),
+            style="bold" if answer.best is not None and way.name == answer.best.name else None,
+        )
+    if len(shown) < len(answer.ways):
+        table.add_row(f"({len(shown)} of {len(answer.ways)} ways)", style="dim")
+    return table
