@@ -1,9 +1,6 @@
 """A job in simulation: the real orchestrator on virtual time, on a simulated cluster.
 
-A long job need not be simulated step by step. Where ``Options.max_steps`` says so, a shorter job
-stands for it: its first steps are the job's first (cold starts, policies that know nothing yet),
-the others are spread evenly over the rest, with the lengths of the steps they stand for, and a
-share of the prompts, so that each of those is visited as often as in the whole job.
+Where ``Options.max_steps`` says so, a shorter job stands for a long one (``simulator.sampling``).
 """
 
 from __future__ import annotations
@@ -16,10 +13,10 @@ from typing import Any, cast
 
 from controller.books import Books
 from controller.dataset import PromptOrder
+from controller.deployments import deployments
 from controller.dispatch import Dispatcher, RetryPolicy
 from controller.job import Data, Event, Job
 from controller.ledger import Ledger
-from controller.local_run import deployments
 from controller.orchestrator import Orchestrator
 from controller.timeline import Timeline
 from controller.tokenizer import PromptTokenizer
@@ -34,17 +31,15 @@ from simulator.platform import SimulatedPlatform
 from simulator.platform.costs import Costs
 from simulator.platform.lengths import Responses
 from simulator.result import Simulation, StepFound
+from simulator.room import with_asked_accelerators
+from simulator.sampling import choose_steps, fewer_prompts
 from simulator.scenario import Scenario
 
 Progress = Callable[[int, int], None]
 """Told (steps simulated, steps to simulate)."""
 
-FIRST = 3
-"""Steps at the beginning that stand for themselves alone."""
 SHOWN = 3
 """Steps that the Gantt chart shows: the last ones."""
-MARKS = 64
-"""A rollout of a job is no better simulated by looking at it more often."""
 
 
 @dataclass(frozen=True)
@@ -70,41 +65,10 @@ def simulate(
     ``strategy`` is its name in the result. The job's budget is left aside. Raises ``UserError``
     where the job does not fit the cluster; ``simulator.clock.Deadlock`` would be a defect.
     """
+    cluster = with_asked_accelerators(spec, cluster)
     costs = Costs(spec, cluster, scenario)
     run = _Run(spec, cluster, scenario, costs, options, progress)
     return clock.run(run.go(strategy))
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Which of a job's ``steps`` are simulated: ``of[k]`` is the step that the k-th stands for,
-    ``weights[k]`` how many it speaks for."""
-
-    steps: int
-    of: tuple[int, ...]
-    weights: tuple[float, ...]
-
-
-def choose_steps(steps: int, most: int | None) -> Chosen:
-    """All steps, or ``most`` of them."""
-    if most is None or steps <= most:
-        return Chosen(steps, tuple(range(steps)), (1.0,) * steps)
-    first = min(FIRST, most - 1)
-    rest = most - first
-    each = (steps - first) / rest
-    spread = [first + int((k + 0.5) * each) for k in range(rest)]
-    return Chosen(steps, (*range(first), *spread), (1.0,) * first + (each,) * rest)
-
-
-def fewer_prompts(num_prompts: int, per_step: int, chosen: Chosen) -> int:
-    """As many prompts as let the simulated steps visit each as often as the whole job would."""
-    simulated = len(chosen.of)
-    if simulated == chosen.steps:
-        return num_prompts
-    visits = chosen.steps * per_step / num_prompts
-    if visits <= 1:
-        return num_prompts
-    return min(num_prompts, max(per_step, round(simulated * per_step / visits)))
 
 
 class _NoText:
@@ -133,7 +97,7 @@ class _Run:
         order = PromptOrder(len(scenario.prompts), spec.seed, spec.dataset.shuffle)
         training = spec.training
         steps = order.num_steps(training.prompts_per_step, training.steps, training.epochs)
-        self._chosen = choose_steps(steps, options.max_steps)
+        self._chosen = choose_steps(steps, options.max_steps, training.checkpoint_every)
         count = fewer_prompts(len(scenario.prompts), training.prompts_per_step, self._chosen)
         self._prompts = list(scenario.prompts[:count])
         self._spec = self._shortened(spec)
@@ -142,7 +106,8 @@ class _Run:
         self._records: list[Any] = []
 
     def _shortened(self, spec: JobSpec) -> JobSpec:
-        training = spec.training.model_copy(update={"steps": len(self._chosen.of)})
+        few = {"steps": len(self._chosen.of), "checkpoint_every": self._chosen.checkpoint_every}
+        training = spec.training.model_copy(update=few)
         evaluation = spec.evaluation
         if evaluation is not None and len(self._chosen.of) < self._chosen.steps:
             evaluation = evaluation.model_copy(update={"every": 0})

@@ -43,6 +43,7 @@ class Allotment:
         self._idle = idle
         self._make_room = make_room
         self._queue: list[_Wanted] = []
+        self._coming: dict[Grant, None] = {}  # of instances that were told to make room
 
     async def take(
         self, instance: SimulatedInstance, sizes: Sequence[tuple[Pool, int]], *, spot: bool
@@ -64,6 +65,7 @@ class Allotment:
                 self.serve()
 
     def give(self, grant: Grant) -> None:
+        self._coming.pop(grant, None)
         self._capacity.give(grant)
         self.serve()
 
@@ -97,8 +99,10 @@ class Allotment:
     def _ask_for_room(self, wanted: _Wanted) -> None:
         idle = {i.grant: i for i in self._idle(wanted.instance) if i.grant is not None}
         for pool, count in wanted.sizes:
-            grants = self._capacity.makes_room(pool, count, idle, spot=wanted.spot)
+            free = (*self._coming, *idle)
+            grants = self._capacity.makes_room(pool, count, free, spot=wanted.spot)
             if grants is not None:
-                for grant in grants:
+                for grant in [each for each in grants if each in idle]:
+                    self._coming[grant] = None
                     self._make_room(idle[grant])
                 return
