@@ -25,9 +25,9 @@ from rlhfless.seeds import derive
 from rlhfless.spec import JobSpec
 from scaling import actors, cost_model, lengths
 from scaling.actors import ActorDecision, Situation
-from scaling.assignment import Item
 from scaling.cost_model import CostModel
 from scaling.forecasts import Forecast
+from scaling.items import Item
 from scaling.lengths import LengthState
 from scaling.work import Capacity, Prefixes
 

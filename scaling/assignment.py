@@ -1,13 +1,15 @@
 """Which actor generates which sample: the candidate plans.
 
-Each strategy deals every item out exactly once over at most ``num_actors`` actors, none of them
-empty; ``scaling.actors`` scores the candidates with the cost model.
+Each strategy deals every sample out exactly once over at most ``num_actors`` actors, none of them
+empty; ``scaling.actors`` scores the candidates with the cost model. Within an actor the longest
+come first, so that where samples queue none of them is left for last (``random`` has an order of
+its own).
 
 | strategy | idea | good for |
 |---|---|---|
 | ``random`` | equal counts, by seed | the baseline: what a serverful framework does |
-| ``balanced`` | equal predicted work (Karmarkar-Karp, the largest differencing method), or \
-equal finishing times | time |
+| ``balanced`` | equal predicted work (Karmarkar-Karp, the largest differencing method; largest \
+first where there are many samples), or equal finishing times | time |
 | ``sorted`` | neighbours in the list sorted by length, chunks of equal time | cost: short actors \
 leave early (RLHFless); it does not shorten the makespan |
 | ``group_affine`` | the samples of a prompt together, largest group to the least loaded (LPT, \
@@ -19,63 +21,144 @@ from __future__ import annotations
 import heapq
 import random as rng
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, count, pairwise
+from collections.abc import Sequence
+from itertools import accumulate, count
 
-from scaling.forecasts import Forecast
+import numpy as np
 
+from scaling.arrays import Floats, Ints
+from scaling.items import Dealing, Items
 
-@dataclass(frozen=True)
-class Item:
-    """A sample to place: its prompt's number and its predicted length in tokens.
-
-    ``prompt_tokens`` long is its prompt; ``generated`` tokens of the response exist already.
-    ``forecast`` None: ``tokens`` is certain.
-    """
-
-    id: str
-    group: int
-    tokens: float
-    prompt_tokens: int = 0
-    generated: int = 0
-    forecast: Forecast | None = None
-
-    @property
-    def remaining(self) -> float:
-        """Tokens still to generate."""
-        return max(1.0, self.tokens - self.generated)
+MOST_PARTS = 1024
+"""Samples times actors up to which work is balanced by Karmarkar-Karp. Its cost grows with this
+product, and what it gains over largest first is at most what a sample weighs, hardly anything where
+an actor has many."""
 
 
-Assignment = list[list[Item]]
-Work = Callable[[Item], float]
-
-
-def tokens_to_do(item: Item) -> float:
-    return item.remaining
-
-
-def random_equal(items: Sequence[Item], num_actors: int, seed: int = 0) -> Assignment:
+def random_equal(items: Items, num_actors: int, seed: int = 0) -> Dealing:
     """Equal counts in an order drawn by ``seed``."""
-    shuffled = list(items)
-    rng.Random(seed).shuffle(shuffled)
     number = _number(items, num_actors)
-    return [shuffled[i::number] for i in range(number)]
+    shuffled = list(range(len(items)))
+    rng.Random(seed).shuffle(shuffled)
+    return Dealing(np.array(shuffled), np.arange(len(items)) % number, number)
 
 
-def balanced(items: Sequence[Item], num_actors: int, work: Work = tokens_to_do) -> Assignment:
-    """Parts of nearly equal work: multiway Karmarkar-Karp.
+def balanced(items: Items, num_actors: int, work: Floats) -> Dealing:
+    """Parts of nearly equal ``work[N]``."""
+    number = _number(items, num_actors)
+    heaviest_first = np.argsort(-work, kind="stable")
+    weights = work[heaviest_first].tolist()
+    if len(weights) * number <= MOST_PARTS:
+        dealt = _largest_differencing(weights, number)
+    else:
+        dealt = _largest_first(weights, [0.0] * len(weights), number)
+    owner = np.empty(len(items), np.int64)
+    owner[heaviest_first] = dealt
+    return _dealing(items, owner, number)
 
-    Partial solutions are merged, the most uneven two first, the heaviest part of one with the
-    lightest of the other, until one is left. Cost: n merges of ``num_actors`` parts.
+
+def finishing_together(
+    items: Items, num_actors: int, longest_s: float = 1.0, token_s: float = 1.0
+) -> Dealing:
+    """Parts that are done at nearly the same time: longest first, each to the actor that is done
+    first (LPT). Times as in ``length_sorted``: whoever has a long sample gets less beside it, which
+    equal sums of work do not give it. For predictions as rough as real ones equal work is as good;
+    both are candidates.
     """
     number = _number(items, num_actors)
+    lengths = items.remaining[items.longest_first]
+    first = (longest_s * lengths[:number]).tolist()
+    dealt = _largest_first((token_s * lengths).tolist(), first, number)
+    owner = np.empty(len(items), np.int64)
+    owner[items.longest_first] = dealt
+    return _dealing(items, owner, number)
+
+
+def length_sorted(
+    items: Items, num_actors: int, longest_s: float = 1.0, token_s: float = 1.0
+) -> Dealing:
+    """Contiguous chunks of the list sorted by length, the slowest chunk as fast as possible.
+
+    A chunk takes ``longest_s`` for each token of its longest sample and ``token_s`` for every
+    token. The smallest limit that ``num_actors`` chunks can keep is found by bisection; for a
+    limit, chunks filled from the longest sample on are the fewest, and each begins with the
+    shortest sample it can, so the sum of their times is least as well.
+    """
+    number = _number(items, num_actors)
+    lengths = items.remaining[items.longest_first].tolist()
+    sums = [0.0, *accumulate(lengths)]
+    # No chunk is quicker than the longest sample alone, nor all quicker than an even share.
+    low = max((longest_s + token_s) * lengths[0], token_s * sums[-1] / number)
+    high = longest_s * lengths[0] + token_s * sums[-1]
+    cuts = _cuts(lengths, sums, low, longest_s, token_s, number)
+    if cuts is None:
+        cuts = _cuts(lengths, sums, high, longest_s, token_s, number)
+        while high - low > 1e-4 * high:
+            middle = (low + high) / 2
+            found = _cuts(lengths, sums, middle, longest_s, token_s, number)
+            if found is None:
+                low = middle
+            else:
+                high, cuts = middle, found
+    assert cuts is not None, "one actor's time is enough for all"
+    sizes = np.diff([*cuts, len(lengths)])
+    return Dealing(items.longest_first, np.repeat(np.arange(number), sizes), number)
+
+
+def group_affine(items: Items, num_actors: int, work: Floats) -> Dealing:
+    """Whole groups, heaviest first, each to the least loaded actor. With fewer groups than actors
+    the heaviest are split in halves until every actor has work."""
+    number = _number(items, num_actors)
+    loads = np.bincount(items.group, work)
+    unit = items.group
+    if len(loads) < number:
+        unit = _halved(items, work, number)
+        loads = np.bincount(unit, work)
+    heaviest_first = np.argsort(-loads, kind="stable")
+    sizes = np.bincount(unit)[heaviest_first].tolist()
+    owner_of = np.empty(len(loads), np.int64)
+    weights = loads[heaviest_first].tolist()
+    owner_of[heaviest_first] = _largest_first(weights, [0.0] * number, number, sizes)
+    return _dealing(items, owner_of[unit], number)
+
+
+def _dealing(items: Items, owner: Ints, number: int) -> Dealing:
+    """``owner[N]`` by sample."""
+    order = items.longest_first
+    return Dealing(order, owner[order], number)
+
+
+def _largest_first(
+    weights: Sequence[float], extra: Sequence[float], number: int, sizes: Sequence[int] = ()
+) -> list[int]:
+    """Each of ``weights`` (descending) to the least loaded of ``number`` actors; of equally loaded
+    ones to that with the fewest samples (``sizes`` of each weight, else 1). The first on an actor
+    weighs its ``extra`` more."""
+    first = zip(weights[:number], extra[:number], strict=True)
+    heap: list[tuple[float, int, int]] = [
+        (weight + more, sizes[index] if sizes else 1, index)
+        for index, (weight, more) in enumerate(first)
+    ]
+    heapq.heapify(heap)
+    owners = list(range(len(heap)))
+    for place in range(number, len(weights)):
+        load, size, index = heap[0]
+        size += sizes[place] if sizes else 1
+        heapq.heapreplace(heap, (load + weights[place], size, index))
+        owners.append(index)
+    return owners
+
+
+def _largest_differencing(weights: Sequence[float], number: int) -> list[int]:
+    """Multiway Karmarkar-Karp. Partial solutions are merged, the most uneven two first, the
+    heaviest part of one with the lightest of the other, until one is left. Cost: n merges of
+    ``number`` parts."""
     tie = count()
-    heap: list[tuple[float, int, list[tuple[float, list[Item]]]]] = []
-    for item in items:
-        parts: list[tuple[float, list[Item]]] = [(0.0, []) for _ in range(number - 1)]
-        parts.append((work(item), [item]))
-        heap.append((-work(item), next(tie), parts))
+    heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
+    for place, weight in enumerate(weights):
+        parts: list[tuple[float, list[int]]] = [(0.0, []) for _ in range(number - 1)]
+        parts.append((weight, [place]))
+        heap.append((-weight, next(tie), parts))
     heapq.heapify(heap)
     while len(heap) > 1:
         _, _, left = heapq.heappop(heap)
@@ -85,81 +168,33 @@ def balanced(items: Sequence[Item], num_actors: int, work: Work = tokens_to_do) 
             key=lambda part: part[0],
         )
         heapq.heappush(heap, (merged[0][0] - merged[-1][0], next(tie), merged))
-    return _without_empty([part for _, part in heap[0][2]])
+    owners = [0] * len(weights)
+    for index, places in enumerate(_without_empty([part for _, part in heap[0][2]])):
+        for place in places:
+            owners[place] = index
+    return owners
 
 
-def finishing_together(
-    items: Sequence[Item], num_actors: int, longest_s: float = 1.0, token_s: float = 1.0
-) -> Assignment:
-    """Parts that are done at nearly the same time: longest first, each to the actor that is done
-    first (LPT). Times as in ``length_sorted``: whoever has a long sample gets less beside it, which
-    equal sums of work do not give it. For predictions as rough as real ones equal work is as good;
-    both are candidates.
-    """
-    number = _number(items, num_actors)
-    actors: Assignment = [[] for _ in range(number)]
-    heap = [(0.0, 0, index) for index in range(number)]
-    for item in sorted(items, key=lambda item: (-item.remaining, item.group)):
-        done_s, size, index = heapq.heappop(heap)
-        done_s += token_s * item.remaining + (0.0 if size else longest_s * item.remaining)
-        actors[index].append(item)
-        heapq.heappush(heap, (done_s, size + 1, index))
-    return _without_empty(actors)
+def _halved(items: Items, work: Floats, number: int) -> Ints:
+    """``[N]``: units of samples, ``number`` of them: groups, the heaviest of them halved."""
+    places: list[list[int]] = [[] for _ in items.groups]
+    for place, group in enumerate(items.group.tolist()):
+        places[group].append(place)
+    tie = count()
 
+    def entry(unit: list[int]) -> tuple[bool, float, int, list[int]]:
+        return len(unit) == 1, -float(work[unit].sum()), next(tie), unit
 
-def length_sorted(
-    items: Sequence[Item], num_actors: int, longest_s: float = 1.0, token_s: float = 1.0
-) -> Assignment:
-    """Contiguous chunks of the list sorted by length, the slowest chunk as fast as possible.
-
-    A chunk takes ``longest_s`` for each token of its longest sample and ``token_s`` for every
-    token. The smallest limit that ``num_actors`` chunks can keep is found by bisection; for a
-    limit, chunks filled from the longest sample on are the fewest, and each begins with the
-    shortest sample it can, so the sum of their times is least as well.
-    """
-    ordered = sorted(items, key=lambda item: (-item.remaining, item.group))
-    lengths = [item.remaining for item in ordered]
-    sums = [0.0, *accumulate(lengths)]
-    number = _number(items, num_actors)
-    low = (longest_s + token_s) * lengths[0]
-    high = low + token_s * sums[-1]
-    for _ in range(40):
-        if high - low <= 1e-4 * high:
-            break
-        middle = (low + high) / 2
-        if _cuts(lengths, sums, middle, longest_s, token_s, number) is None:
-            low = middle
-        else:
-            high = middle
-    cuts = _cuts(lengths, sums, high, longest_s, token_s, number)
-    assert cuts is not None
-    return [ordered[start:end] for start, end in pairwise([*cuts, len(ordered)])]
-
-
-def group_affine(items: Sequence[Item], num_actors: int, work: Work = tokens_to_do) -> Assignment:
-    """Whole groups, heaviest first, each to the least loaded actor. With fewer groups than actors
-    the heaviest are split in halves until every actor has work."""
-    number = _number(items, num_actors)
-    groups: dict[int, list[Item]] = {}
-    for item in items:
-        groups.setdefault(item.group, []).append(item)
-
-    def load(unit: Sequence[Item]) -> float:
-        return sum(map(work, unit))
-
-    units = list(groups.values())
-    while len(units) < number:
-        units.sort(key=lambda unit: (len(unit) > 1, load(unit)))
-        largest = units.pop()
-        units += [largest[::2], largest[1::2]]
-    units.sort(key=load, reverse=True)
-    actors: Assignment = [[] for _ in range(number)]
-    heap = [(0.0, 0, index) for index in range(number)]
-    for unit in units:
-        taken, size, index = heapq.heappop(heap)
-        actors[index] += unit
-        heapq.heappush(heap, (taken + load(unit), size + len(unit), index))
-    return _without_empty(actors)
+    heap = [entry(unit) for unit in places]
+    heapq.heapify(heap)
+    while len(heap) < number:
+        largest = heapq.heappop(heap)[-1]
+        heapq.heappush(heap, entry(largest[::2]))
+        heapq.heappush(heap, entry(largest[1::2]))
+    unit_of = np.empty(len(items), np.int64)
+    for number_of_unit, (_, _, _, unit) in enumerate(heap):
+        unit_of[unit] = number_of_unit
+    return unit_of
 
 
 def _cuts(
@@ -182,16 +217,16 @@ def _cuts(
     return cuts if last <= limit * (1 + 1e-12) else None
 
 
-def _number(items: Sequence[Item], num_actors: int) -> int:
+def _number(items: Items, num_actors: int) -> int:
     if num_actors < 1:
         raise ValueError("there must be at least one actor")
-    if not items:
+    if not len(items):
         raise ValueError("there is nothing to assign")
     return min(num_actors, len(items))
 
 
-def _without_empty(actors: Assignment) -> Assignment:
-    """Work of nothing could leave an actor without an item: it gets one of the fullest."""
+def _without_empty(actors: list[list[int]]) -> list[list[int]]:
+    """Work of nothing could leave an actor without a sample: it gets one of the fullest."""
     for actor in actors:
         if not actor:
             actor.append(max(actors, key=len).pop())

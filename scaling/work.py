@@ -1,4 +1,4 @@
-"""Predicted seconds of an actor that is given some samples.
+"""Predicted seconds of actors that are given some samples.
 
 An actor first prefills (or loads) the prompts of its samples, then decodes. With room for all its
 samples the decode's features are in closed form: as many iterations as its longest sample has
@@ -6,18 +6,28 @@ tokens left, the sum of tokens, and for a sample of l further tokens on a contex
 p·l + l²/2 tokens attended to. With more samples than rows (``Capacity``) they queue, and the
 iterations are those of list scheduling in the order given. Worked number: two samples of 10 and 30
 tokens, prompt 5: 30 iterations, 40 tokens, (50 + 50) + (150 + 450) = 700 context tokens.
+
+Plans are judged many at a time, so that the work is that of arrays. Shapes: ``N`` samples of all
+plans one after the other, ``A`` actors of all plans likewise, ``K`` pairs of an actor and a group
+(or forecast) of which it has a sample.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from scaling.assignment import Item
+import numpy as np
+
+from scaling.arrays import Bools, Floats, Ints, sums_by
 from scaling.cost_model import CostModel
-from scaling.forecasts import Forecast
-from scaling.tails import Finish, Longest, longest
+from scaling.items import Dealing, Items
+from scaling.tails import Finish, longest
+
+_DENSE = 16
+"""A table over (actor, forecast) is summed by a matrix product where it has at most so many cells
+for each pair that is in it; where it is emptier, pair by pair."""
 
 
 @dataclass(frozen=True)
@@ -50,118 +60,192 @@ class Prefixes:
     segments: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
 
-def decode_finish(items: Sequence[Item], cost: CostModel, capacity: Capacity) -> Finish:
-    """When decoding ``items`` (in this order of admission) is done.
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """Plans one after the other: ``sample[N]`` and its ``actor[N]``, numbered over all plans;
+    ``plan[A]`` and ``index[A]``: whose actor each is, and which of that plan's."""
+
+    sample: Ints
+    actor: Ints
+    plan: Ints
+    index: Ints
+
+    @classmethod
+    def of(cls, dealings: Sequence[Dealing]) -> Stack:
+        numbers = np.array([dealing.num_actors for dealing in dealings])
+        before = np.cumsum(numbers) - numbers
+        actor = [d.owner + first for d, first in zip(dealings, before.tolist(), strict=True)]
+        plan = np.repeat(np.arange(len(dealings)), numbers)
+        return cls(
+            sample=np.concatenate([dealing.order for dealing in dealings]),
+            actor=np.concatenate(actor),
+            plan=plan,
+            index=np.arange(len(plan)) - before[plan],
+        )
+
+    def sums(self, values: Floats) -> Floats:
+        """``[A]``: sums of ``values`` (by sample) over each actor's samples."""
+        return sums_by(self.actor, values[self.sample], len(self.plan))
+
+
+def finishes(
+    items: Items, stack: Stack, cost: CostModel, capacity: Capacity, prefixes: Prefixes
+) -> Finish:
+    """When actors that are ready at once have generated their last tokens.
 
     The iterations are at least those of list scheduling with the lengths' means, and at least as
-    many as the longest response has tokens: a distribution under the items' forecasts.
+    many as the longest response has tokens: a distribution under the samples' forecasts.
     """
-    tokens = sum(item.remaining for item in items)
-    context = sum(
-        (item.prompt_tokens + item.generated) * item.remaining + item.remaining**2 / 2
-        for item in items
-    )
-    return Finish(
-        rest_s=cost.decode_s(0, tokens, context),
-        token_s=cost.decode_s(1, 0, 0),
-        longest=_longest(items, capacity),
-    )
-
-
-def prefill_seconds(
-    items: Sequence[Item], cost: CostModel, prefixes: Prefixes, first: bool | frozenset[int] = True
-) -> float:
-    """Seconds until the contexts of ``items`` are on the actor.
-
-    ``first``: the groups whose prompt this actor is the first to need (True: all); it computes
-    those, and loads others where that is quicker. Tokens generated before are always computed.
-    """
-    again = sum(item.generated for item in items)
-    if not prefixes.dedup:
-        return cost.prefill_s(again + sum(item.prompt_tokens for item in items))
-    computed, loading = again, 0.0
-    there: set[int] = set()
-    for group, tokens in {item.group: item.prompt_tokens for item in items}.items():
-        segments = prefixes.segments.get(group, ())
-        tokens -= sum(size for segment, size in segments if segment in there)
-        there.update(segment for segment, _ in segments)
-        elsewhere = group in prefixes.stored or not (first is True or (first and group in first))
-        load_s = prefixes.load_s.get(group)
-        if elsewhere and load_s is not None and load_s < cost.prefill_s(tokens, calls=0):
-            loading += load_s
+    iteration_s, token_s, context_s = cost.coefficients["decode"]
+    rest_s = token_s * stack.sums(items.remaining) + context_s * stack.sums(items.context)
+    rest_s += prefill_seconds(items, stack, cost, prefixes)
+    floor = _floor(items, stack, capacity)
+    actors = len(stack.plan)
+    logs = np.zeros((actors, items.log_within.shape[1]))
+    most = np.zeros(actors)
+    if (items.forecast >= 0).any():
+        unsure = items.forecast[stack.sample] >= 0
+        actor, forecast, number = _pairs(
+            stack.actor[unsure], items.forecast[stack.sample[unsure]], len(items.most)
+        )
+        starts = np.flatnonzero(np.diff(actor, prepend=-1))
+        most[actor[starts]] = np.maximum.reduceat(items.most[forecast], starts)
+        if actors * len(items.most) <= _DENSE * len(actor):
+            table = np.zeros((actors, len(items.most)))
+            table[actor, forecast] = number
+            logs = table @ items.log_within
         else:
-            computed += tokens
-    return loading + (cost.prefill_s(computed) if computed else 0.0)
+            each = items.log_within[forecast] * number[:, None]
+            logs[actor[starts]] = np.add.reduceat(each, starts, axis=0)
+    return Finish(rest_s, iteration_s, longest(logs, most, floor))
 
 
-def actor_finish(
-    items: Sequence[Item],
-    cost: CostModel,
-    capacity: Capacity = Capacity(),
-    prefixes: Prefixes = Prefixes(),
-    first: bool | frozenset[int] = True,
-    start_s: float = 0.0,
-) -> Finish:
-    """When an actor that is ready after ``start_s`` has generated its last token."""
-    decode = decode_finish(items, cost, capacity)
-    before = start_s + prefill_seconds(items, cost, prefixes, first)
-    return replace(decode, rest_s=decode.rest_s + before)
+def prefill_seconds(items: Items, stack: Stack, cost: CostModel, prefixes: Prefixes) -> Floats:
+    """``[A]``: seconds until the contexts of its samples are on an actor.
+
+    The first actor of a plan that needs a prompt computes it; others load it where that is quicker.
+    Tokens generated before are always computed.
+    """
+    call_s, token_s = cost.coefficients["prefill"]
+    again = stack.sums(items.generated)
+    if not prefixes.dedup:
+        return call_s + token_s * (again + stack.sums(items.prompt_tokens))
+    actors = len(stack.plan)
+    actor, group, _ = _pairs(stack.actor, items.group[stack.sample], len(items.groups))
+    tokens = items.group_tokens[group]
+    if prefixes.segments:
+        tokens = tokens - _shared(items, stack, prefixes, actor, group)
+    labels = items.groups.tolist()
+    load_s = np.array([prefixes.load_s.get(label, np.inf) for label in labels])[group]
+    stored = np.array([label in prefixes.stored for label in labels])[group]
+    elsewhere = stored | ~_first_of_plan(stack.plan[actor] * len(labels) + group)
+    loads = elsewhere & (load_s < token_s * tokens)
+    computed = again + sums_by(actor, np.where(loads, 0.0, tokens), actors)
+    loading = sums_by(actor, np.where(loads, load_s, 0.0), actors)
+    return loading + np.where(computed > 0, call_s + token_s * computed, 0.0)
 
 
-def actor_seconds(
-    items: Sequence[Item],
-    cost: CostModel,
-    capacity: Capacity = Capacity(),
-    prefixes: Prefixes = Prefixes(),
-) -> float:
-    """Expected seconds from the call's start to its last token."""
-    return actor_finish(items, cost, capacity, prefixes).mean()
-
-
-def _longest(items: Sequence[Item], capacity: Capacity) -> Longest:
-    if _crowded(items, capacity):
-        floor = _listed(items, capacity)
+def _pairs(actor: Ints, kind: Ints, kinds: int) -> tuple[Ints, Ints, Ints]:
+    """``[K]`` each: the actors and kinds that occur together, by actor, and how often."""
+    keys = actor * kinds + kind
+    if keys.max(initial=0) <= _DENSE * len(keys):
+        table = np.bincount(keys)
+        found = np.flatnonzero(table)
+        number = table[found]
     else:
-        floor = max((item.remaining for item in items if not _fresh(item)), default=1.0)
-    # Samples of a group share their forecast: told apart by identity, since hashing one is slow.
-    alike: dict[int, tuple[Forecast, int]] = {}
-    for item in items:
-        if item.forecast is not None and item.generated == 0:
-            forecast, number = alike.get(id(item.forecast), (item.forecast, 0))
-            alike[id(forecast)] = (forecast, number + 1)
-    return longest(list(alike.values()), floor)
+        found, number = np.unique(keys, return_counts=True)
+    return found // kinds, found % kinds, number
 
 
-def _fresh(item: Item) -> bool:
-    """Whether its length is a guess about a response not begun."""
-    return item.forecast is not None and item.generated == 0
+def _first_of_plan(keys: Ints) -> Bools:
+    """``[K]``: whether a pair is the first with its key."""
+    first = np.zeros(len(keys), np.bool_)
+    first[np.unique(keys, return_index=True)[1]] = True
+    return first
 
 
-def _crowded(items: Sequence[Item], capacity: Capacity) -> bool:
-    """Whether some samples have to wait for others."""
-    if capacity.max_batch and len(items) > capacity.max_batch:
-        return True
-    return capacity.kv_tokens > 0 and (
-        sum(_held(item, capacity) for item in items) > capacity.kv_tokens
+def _shared(items: Items, stack: Stack, prefixes: Prefixes, actor: Ints, group: Ints) -> Floats:
+    """``[K]``: tokens of a group's prompt that are on the actor with a group it has before."""
+    use: dict[int, int] = {}
+    for path in prefixes.segments.values():
+        for segment, _ in path:
+            use[segment] = use.get(segment, 0) + 1
+    # Segments of one group alone are shared with nobody.
+    paths = [
+        [(segment, size) for segment, size in prefixes.segments.get(label, ()) if use[segment] > 1]
+        for label in items.groups.tolist()
+    ]
+    lengths = np.array([len(path) for path in paths])
+    segments = np.array([segment for path in paths for segment, _ in path], np.int64)
+    sizes = np.array([size for path in paths for _, size in path], np.float64)
+    if not len(segments):
+        return np.zeros(len(actor))
+    rank = _admitted(items, stack, actor, group)
+    actor, group = actor[rank], group[rank]
+    pair = np.repeat(np.arange(len(actor)), lengths[group])
+    starts = np.cumsum(lengths) - lengths
+    within = np.arange(len(pair)) - np.repeat(
+        np.cumsum(lengths[group]) - lengths[group], lengths[group]
     )
+    entry = np.repeat(starts[group], lengths[group]) + within
+    first = _first_of_plan(actor[pair] * (segments.max() + 1) + segments[entry])
+    shared = np.zeros(len(actor))
+    shared[rank] = sums_by(pair, np.where(first, 0.0, sizes[entry]), len(actor))
+    return shared
 
 
-def _listed(items: Sequence[Item], capacity: Capacity) -> float:
+def _admitted(items: Items, stack: Stack, actor: Ints, group: Ints) -> Ints:
+    """``[K]``: the pairs by actor, and the groups of an actor as its samples are admitted."""
+    kinds = len(items.groups)
+    keys = stack.actor * kinds + items.group[stack.sample]
+    found, place = np.unique(keys, return_index=True)
+    first = place[np.searchsorted(found, actor * kinds + group)]
+    return np.lexsort((first, actor))
+
+
+def _floor(items: Items, stack: Stack, capacity: Capacity) -> Floats:
+    """``[A]``: iterations that an actor makes for certain, if lengths are as predicted."""
+    actors = len(stack.plan)
+    floor = np.ones(actors)
+    begun = items.forecast[stack.sample] < 0
+    if begun.any():
+        np.maximum.at(floor, stack.actor[begun], items.remaining[stack.sample[begun]])
+    rows, room = capacity.max_batch, capacity.kv_tokens
+    count = np.bincount(stack.actor, minlength=actors)
+    need = _held(items, capacity)
+    crowded = (count > rows) if rows else np.zeros(actors, np.bool_)
+    if room:
+        crowded |= stack.sums(need) > room
+    if crowded.any():
+        rank = np.flatnonzero(crowded[stack.actor])
+        rank = rank[np.argsort(stack.actor[rank], kind="stable")]
+        ends = np.cumsum(count[crowded])
+        which = np.flatnonzero(crowded).tolist()
+        for actor, samples in zip(which, np.split(stack.sample[rank], ends[:-1]), strict=True):
+            floor[actor] = _listed(
+                items.remaining[samples].tolist(), need[samples].tolist(), rows, room
+            )
+    return floor
+
+
+def _listed(lengths: list[float], needs: list[float], rows: int, room: float) -> float:
     """Iterations of list scheduling: the next in order enters as soon as it fits; one that fits
     nowhere runs alone."""
-    rows = capacity.max_batch or len(items)
-    room = float(capacity.kv_tokens or "inf")
+    rows = rows or len(lengths)
+    room = room or float("inf")
     running: list[tuple[float, float]] = []
     held = now = 0.0
-    for item in items:
-        need = _held(item, capacity)
+    for length, need in zip(lengths, needs, strict=True):
         while running and (len(running) >= rows or held + need > room):
             now, freed = heapq.heappop(running)
             held -= freed
-        heapq.heappush(running, (now + item.remaining, need))
+        heapq.heappush(running, (now + length, need))
         held += need
     return max(end for end, _ in running)
 
 
-def _held(item: Item, capacity: Capacity) -> float:
-    return float(capacity.row_tokens or item.prompt_tokens + item.generated + item.remaining)
+def _held(items: Items, capacity: Capacity) -> Floats:
+    """``[N]``: keys and values that each sample is charged."""
+    if capacity.row_tokens:
+        return np.full(len(items), float(capacity.row_tokens))
+    return items.prompt_tokens + items.generated + items.remaining

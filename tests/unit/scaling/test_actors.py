@@ -2,22 +2,16 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling.actors import (
-    STRATEGIES,
-    ActorPlan,
-    Situation,
-    candidates,
-    choose,
-    evaluate,
-    static_reference,
-)
-from scaling.assignment import Assignment, Item
+from scaling import actors
+from scaling.actors import NEAR, STRATEGIES, ActorPlan, Situation, choose, static_reference
 from scaling.cost_model import PRIORS, CostModel
 from scaling.forecasts import Forecast
+from scaling.items import Dealing, Item, Items
 from scaling.work import Capacity, Prefixes
 
 COST = CostModel(
@@ -29,6 +23,18 @@ ITEMS = [Item(f"{g}/{k}", g, 20.0) for g in range(8) for k in range(8)]
 small = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 500)), min_size=1, max_size=12).map(
     lambda rows: [Item(str(i), g, float(n), 10 * g) for i, (g, n) in enumerate(rows)]
 )
+
+
+Assignment = list[list[Item]]
+
+
+def evaluate(
+    assignment: Assignment, strategy: str, situation: Situation, reference: tuple[float, float]
+) -> ActorPlan:
+    samples = [item for actor in assignment for item in actor]
+    owner = np.repeat(np.arange(len(assignment)), [len(actor) for actor in assignment])
+    dealing = Dealing(np.arange(len(samples)), owner, len(assignment))
+    return actors.evaluate(Items.of(samples), [(strategy, dealing)], situation, reference)[0]
 
 
 def score(plan: ActorPlan) -> float:
@@ -116,7 +122,8 @@ def test_long_prompts_keep_groups_together_unless_they_can_be_loaded() -> None:
         assert len(holders) == 1
     loaded = replace(costly, prefixes=Prefixes(load_s=dict.fromkeys(range(4), 1e-4)))
     reference = static_reference(items, costly)
-    balanced = candidates(items, 4, "balanced", costly)[0]
+    dealing = actors.candidates(Items.of(items), 4, "balanced", costly)[0]
+    balanced = [[items[place] for place in actor.tolist()] for actor in dealing.by_actor()]
     assert score(evaluate(balanced, "", loaded, reference)) < score(
         evaluate(balanced, "", costly, reference)
     )
@@ -161,7 +168,10 @@ def test_the_choice_is_the_best_alternative_and_assigns_every_sample_once(
         prefixes=Prefixes(dedup=dedup),
     )
     decision = choose(items, situation)
-    assert score(decision.chosen) == min(map(score, decision.alternatives))
+    lowest = min(map(score, decision.alternatives))
+    near = [p for p in decision.alternatives if score(p) <= lowest * (1 + NEAR)]
+    assert decision.chosen in near
+    assert decision.chosen.actor_seconds == min(p.actor_seconds or 0.0 for p in near)
     for plan in decision.alternatives:
         assert sorted(i for actor in plan.assignment for i in actor) == sorted(i.id for i in items)
         assert plan.seconds is not None and plan.actor_seconds is not None
@@ -177,7 +187,7 @@ def test_more_budget_never_gives_a_worse_plan(items: list[Item], most: int, weig
         )
         return score(choose(items, situation).chosen)
 
-    assert best(most + 1) <= best(most) + 1e-12
+    assert best(most + 1) <= best(most) * (1 + NEAR) + 1e-12
 
 
 def random_case(seed: int, most: int) -> tuple[list[Item], Situation, random.Random]:

@@ -1,19 +1,49 @@
 from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling.assignment import (
-    Assignment,
-    Item,
-    balanced,
-    finishing_together,
-    group_affine,
-    length_sorted,
-    random_equal,
-)
+from scaling import assignment
+from scaling.items import Dealing, Item, Items
+
+Assignment = list[list[Item]]
+
+
+def made(samples: list[Item], dealing: Dealing) -> Assignment:
+    assert dealing.num_actors == len(set(dealing.owner.tolist()))
+    return [[samples[place] for place in actor.tolist()] for actor in dealing.by_actor()]
+
+
+def random_equal(samples: list[Item], num_actors: int, seed: int = 0) -> Assignment:
+    return made(samples, assignment.random_equal(Items.of(samples), num_actors, seed))
+
+
+def balanced(samples: list[Item], num_actors: int) -> Assignment:
+    items = Items.of(samples)
+    return made(samples, assignment.balanced(items, num_actors, items.remaining))
+
+
+def finishing_together(
+    samples: list[Item], num_actors: int, longest_s: float = 1.0, token_s: float = 1.0
+) -> Assignment:
+    items = Items.of(samples)
+    return made(samples, assignment.finishing_together(items, num_actors, longest_s, token_s))
+
+
+def length_sorted(
+    samples: list[Item], num_actors: int, longest_s: float = 1.0, token_s: float = 1.0
+) -> Assignment:
+    items = Items.of(samples)
+    return made(samples, assignment.length_sorted(items, num_actors, longest_s, token_s))
+
+
+def group_affine(samples: list[Item], num_actors: int) -> Assignment:
+    items = Items.of(samples)
+    return made(samples, assignment.group_affine(items, num_actors, items.remaining))
+
 
 STRATEGIES: list[Callable[[list[Item], int], Assignment]] = [
     random_equal,
@@ -66,9 +96,8 @@ def test_balanced_work_is_within_the_bound_of_list_scheduling(
     samples: list[Item], num_actors: int
 ) -> None:
     longest = max(item.remaining for item in samples)
-    for assignment in (balanced(samples, num_actors), finishing_together(samples, num_actors, 0)):
-        total = sum(loads(assignment))
-        assert max(loads(assignment)) <= total / len(assignment) + longest + 1e-6
+    for dealt in (balanced(samples, num_actors), finishing_together(samples, num_actors, 0)):
+        assert max(loads(dealt)) <= sum(loads(dealt)) / len(dealt) + longest + 1e-6
 
 
 def test_largest_differencing_beats_largest_first() -> None:
@@ -146,3 +175,23 @@ def test_groups_stay_together_when_there_are_enough() -> None:
 def test_a_single_group_is_split_over_all_actors() -> None:
     samples = [Item(str(k), 0, 5.0) for k in range(8)]
     assert [len(actor) for actor in group_affine(samples, 4)] == [2, 2, 2, 2]
+
+
+@given(items, st.integers(1, 12))
+def test_balanced_work_is_much_the_same_without_largest_differencing(
+    samples: list[Item], num_actors: int
+) -> None:
+    best = loads(balanced(samples, num_actors))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assignment, "MOST_PARTS", 0)
+        quick = loads(balanced(samples, num_actors))
+    # Graham's bound for largest first.
+    assert max(quick) <= max(best) * (4 / 3 - 1 / (3 * len(quick))) + 1e-6
+
+
+def test_many_samples_are_balanced_without_largest_differencing() -> None:
+    rng = np.random.default_rng(0)
+    samples = [Item(str(i), i, float(n)) for i, n in enumerate(rng.lognormal(6, 1, 512))]
+    shares = loads(balanced(samples, 8))
+    assert len(samples) * 8 > assignment.MOST_PARTS
+    assert max(shares) < 1.002 * min(shares)

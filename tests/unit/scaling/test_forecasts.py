@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling.forecasts import Forecast, certain, grid, quantile_blocks
+from scaling.forecast_table import grid_points
+from scaling.forecasts import Forecast, certain, quantile_blocks
 
 supports = st.lists(st.floats(1, 1000), min_size=1, max_size=40).map(lambda x: tuple(sorted(x)))
 forecasts = supports.map(lambda support: Forecast(support, max_tokens=1000))
@@ -94,7 +95,7 @@ def test_log_within_is_a_distribution(f: Forecast) -> None:
     logs = f.log_within
     assert list(logs) == sorted(logs)
     assert logs[-1] == 0
-    assert grid(len(logs) - 1) >= f.support[-1] * (1 - 1e-12)
+    assert grid_points(len(logs))[-1] >= f.support[-1] * (1 - 1e-12)
 
 
 def test_certain() -> None:
