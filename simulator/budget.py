@@ -199,8 +199,9 @@ def _sentence(
     whole = f"all {asked:,}" if asked > 1 else "the 1"
     if best is None:
         return (
-            f"{usd(budget_usd)} does not pay for a step: {cheapest.name} takes "
-            f"{usd(cheapest.usd / asked)} a step, {usd(cheapest.usd)} for {whole}."
+            f"{usd(budget_usd)} does not pay for a step and the start of its instances: the "
+            f"cheapest way, {cheapest.name}, takes {usd(cheapest.usd / asked)} a step on average, "
+            f"{usd(cheapest.usd)} for {whole}."
         )
     if not fits:
         return (

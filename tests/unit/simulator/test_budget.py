@@ -116,8 +116,10 @@ def test_money_for_no_step_is_told() -> None:
     found = answer(3)
     assert found.best is None
     assert not found.fits
-    assert found.sentence.startswith("$3.00 does not pay for a step: rlhfless with up to 2 actors")
-    assert found.sentence.endswith("takes $8.50 a step, $850 for all 100.")
+    assert found.sentence == (
+        "$3.00 does not pay for a step and the start of its instances: the cheapest way, rlhfless "
+        "with up to 2 actors, time weight 0, takes $8.50 a step on average, $850 for all 100."
+    )
 
 
 def test_what_cannot_be_answered_is_refused() -> None:
