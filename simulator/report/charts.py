@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rlhfless.errors import UserError
-from simulator.report.contents import PHASES, Report
+from simulator.report.contents import PHASES, Report, by_function
 from simulator.report.palette import LABELS, LIGHT
 from simulator.report.timeline import BINS, Timeline, timeline
 from simulator.report.units import held_scale, time_scale, usd
@@ -128,7 +128,7 @@ def _legend(spot: bool) -> list[Any]:
 def draw_cost(report: Report, path: str) -> None:
     """Write accelerator time by function and phase, with what it costs; a group a simulation."""
     groups = [
-        (one, [(name, use) for name, use in one.usage.items() if use.accelerators])
+        (one, [(name, use) for name, use in by_function(one).items() if use.accelerators])
         for one in report.simulations
     ]
     num_bars = sum(len(uses) for _, uses in groups)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.ledger import Phase
+from rlhfless.messages import FUNCTION_NAMES, FunctionName
 from simulator.budget import BudgetAnswer
 from simulator.cluster import Cluster
 from simulator.report.units import several
@@ -106,6 +107,25 @@ def extent(simulation: Simulation) -> str:
     if simulated < simulation.steps:
         return f"{told}; {simulated:,} simulated, the rest extrapolated"
     return f"{told}; all simulated"
+
+
+def step_s(simulation: Simulation) -> float:
+    """Mean seconds of a step."""
+    steps = sum(step.stands_for for step in simulation.simulated)
+    return sum(step.seconds * step.stands_for for step in simulation.simulated) / steps
+
+
+def outside_s(simulation: Simulation) -> float:
+    """Seconds of the job before, between and after its steps: evaluations, starts, the export."""
+    inside = sum(step.seconds * step.stands_for for step in simulation.simulated)
+    return max(0.0, simulation.seconds - inside)
+
+
+def by_function(simulation: Simulation) -> dict[FunctionName, Use]:
+    """Those on accelerators first."""
+    known = [name for name in FUNCTION_NAMES if name in simulation.usage]
+    known.sort(key=lambda name: not simulation.usage[name].accelerators)
+    return {name: simulation.usage[name] for name in known}
 
 
 def actors(simulation: Simulation) -> str:

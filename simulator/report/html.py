@@ -14,7 +14,7 @@ import yaml
 
 import rlhfless
 from simulator.report import page_plots, page_tables
-from simulator.report.contents import Report, compare, extent, label, told_apart
+from simulator.report.contents import Report, compare, extent, label, step_s, told_apart
 from simulator.report.markup import text
 from simulator.report.units import duration, factor, held_scale, number, percent, usd
 from simulator.result import Simulation
@@ -113,7 +113,7 @@ def _cards(report: Report) -> str:
     if len(runs) == 1:
         one = runs[0]
         cards = [
-            ("Job", duration(one.seconds), f"a step takes {duration(one.step_s)}"),
+            ("Job", duration(one.seconds), f"a step takes {duration(step_s(one))}"),
             (f"{report.noun} time", scale.tell(one.held_s), f"{percent(one.idle_fraction)} idle"),
             ("Cost", usd(one.usd), f"{usd(one.usd_spot)} if all on spot"),
             ("Throughput", f"{number(one.tokens_per_s)} tokens/s", "of responses"),

@@ -14,7 +14,7 @@ import math
 from typing import Any
 
 from simulator.budget import BudgetAnswer, Way
-from simulator.report.contents import Report, compare, split, whole
+from simulator.report.contents import Report, by_function, compare, outside_s, split, step_s, whole
 from simulator.result import Simulation, StepFound, Use
 from simulator.sweep import Sweep
 
@@ -69,8 +69,9 @@ def _simulation(one: Simulation, first: Simulation) -> dict[str, Any]:
     against = compare(one, first)
     return {
         **_totals(one),
+        "outside_steps_s": outside_s(one),
         "step_shares": split(one),
-        "usage": {function: _use(use) for function, use in one.usage.items()},
+        "usage": {function: _use(use) for function, use in by_function(one).items()},
         "against_first": {
             "speedup": against.speedup,
             "accelerator_seconds_saved": against.held_saved,
@@ -92,7 +93,7 @@ def _totals(one: Simulation) -> dict[str, Any]:
         "steps_simulated": len(one.simulated),
         "samples_per_step": one.samples_per_step,
         "seconds": one.seconds,
-        "step_s": {"mean": one.step_s} | {n: one.step_quantile(q) for n, q in QUANTILES.items()},
+        "step_s": {"mean": step_s(one)} | {n: one.step_quantile(q) for n, q in QUANTILES.items()},
         "accelerator_seconds": {
             "held": total.held_s,
             "busy": total.busy_s,

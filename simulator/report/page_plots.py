@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from simulator.report.contents import PHASES, Report, label, told_apart
+from simulator.report.contents import PHASES, Report, by_function, label, told_apart
 from simulator.report.markup import WIDTH, grid, legend, plot, text, tick_labels, ticks
 from simulator.report.palette import LABELS
 from simulator.report.timeline import BINS, Area, Lane, Timeline, timeline
@@ -133,7 +133,7 @@ def costs(report: Report) -> str:
     for one in report.simulations:
         told = f"{one.strategy}: {scale.tell(one.held_s)}, {_dollars(one.usd)}"
         parts.append(f'<h3>{text(told)}</h3><div class="bars" aria-hidden="true">')
-        for function, use in one.usage.items():
+        for function, use in by_function(one).items():
             if not use.accelerators:
                 continue
             bars = "".join(

@@ -7,7 +7,16 @@ from typing import Any
 
 from simulator.cluster import Cluster
 from simulator.hardware import show_usd
-from simulator.report.contents import Report, actors, compare, label, told_apart, whole
+from simulator.report.contents import (
+    Report,
+    actors,
+    by_function,
+    compare,
+    label,
+    step_s,
+    told_apart,
+    whole,
+)
 from simulator.report.markup import Cell, table, text
 from simulator.report.units import (
     count,
@@ -42,7 +51,7 @@ def comparison(report: Report) -> str:
             (
                 run.strategy,
                 _barred(times.show(run.seconds), run.seconds, [each.seconds for each in runs]),
-                steps.show(run.step_s),
+                steps.show(step_s(run)),
                 steps.show(run.step_quantile(0.99)),
                 "" if first else factor(against.speedup),
                 _barred(held.show(run.held_s), run.held_s, [each.held_s for each in runs]),
@@ -58,7 +67,7 @@ def comparison(report: Report) -> str:
         f"Job, {times.unit}",
         f"Step, {steps.unit}",
         f"p99, {steps.unit}",
-        "Faster",
+        "Speed-up",
         held.unit,
         "Saved",
         "Idle",
@@ -66,7 +75,7 @@ def comparison(report: Report) -> str:
         "Saved",
         "Tokens/s",
     )
-    return table(f"Faster and saved: against {runs[0].strategy}. Best in green.", heads, rows)
+    return table(f"Speed-up and saved: against {runs[0].strategy}. Best in green.", heads, rows)
 
 
 def _barred(shown: str, value: float, of: Sequence[float]) -> Cell:
@@ -85,8 +94,7 @@ def usage(report: Report, one: Simulation) -> str:
     scale = held_scale([use.held_s for use in (total, *one.usage.values())], report.noun)
     rows: list[tuple[str, ...]] = []
     css = []
-    ordered = sorted(one.usage.items(), key=lambda item: not item[1].accelerators)
-    for name, use in [*ordered, ("all", total)]:
+    for name, use in [*by_function(one).items(), ("all", total)]:
         host = not use.accelerators and name != "all"
         rows.append(
             (
@@ -126,7 +134,7 @@ def quantiles(report: Report) -> str:
     rows = [
         (
             one.strategy,
-            scale.show(one.step_s),
+            scale.show(step_s(one)),
             *(scale.show(one.step_quantile(q)) for q in (0.5, 0.9, 0.99, 1.0)),
             actors(one),
             count(one.tokens / one.steps),
@@ -211,13 +219,13 @@ def sweep_points(report: Report, sweep: Sweep) -> str:
     """Every point, in the order in which they were asked for."""
     runs = [point.simulation for point in sweep.points]
     times = time_scale(run.seconds for run in runs)
-    steps = time_scale(run.step_s for run in runs)
+    steps = time_scale(step_s(run) for run in runs)
     held = held_scale((run.held_s for run in runs), report.noun)
     rows = [
         (
             label(sweep, index),
             times.show(run.seconds),
-            steps.show(run.step_s),
+            steps.show(step_s(run)),
             held.show(run.held_s),
             percent(run.idle_fraction),
             usd(run.usd),

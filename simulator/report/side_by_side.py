@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhfless.messages import FunctionName
-from simulator.report.contents import Report, compare, extent, whole
+from simulator.report.contents import Report, by_function, compare, extent, step_s, whole
 from simulator.report.table import assumptions
 from simulator.report.units import (
     Scale,
@@ -33,7 +33,7 @@ def show(report: Report) -> RenderableType:
         heading,
         "",
         _totals(report),
-        f"[dim]faster, saved: against {escape(first.strategy)}[/dim]",
+        f"[dim]speed-up, saved: against {escape(first.strategy)}[/dim]",
         "",
         _shares(report),
         *assumptions(report.simulations),
@@ -48,7 +48,7 @@ def _totals(report: Report) -> Table:
     held = held_scale([run.held_s for run in runs], report.noun)
     table = _table()
     table.add_column("strategy", overflow="fold", max_width=24)
-    for name in ("job", "step", "p99", "faster", held.unit, "saved", "cost", "saved"):
+    for name in ("job", "step", "p99", "speed-up", held.unit, "saved", "cost", "saved"):
         table.add_column(name, justify="right")
     table.add_row("", times.unit, steps.unit, steps.unit, "", "", "", "", "", style="dim")
     best_time = min(run.seconds for run in runs)
@@ -60,7 +60,7 @@ def _totals(report: Report) -> Table:
         table.add_row(
             escape(run.strategy),
             _bold(times.show(run.seconds), run.seconds == best_time),
-            steps.show(run.step_s),
+            steps.show(step_s(run)),
             steps.show(run.step_quantile(0.99)),
             "" if run is runs[0] else factor(against.speedup),
             _bold(held.show(run.held_s), run.held_s == best_held),
@@ -95,7 +95,10 @@ def _shares(report: Report) -> Table:
 def functions_of(simulations: Sequence[Simulation]) -> list[FunctionName]:
     """That hold accelerators in any of them."""
     found = dict.fromkeys(
-        function for run in simulations for function, use in run.usage.items() if use.accelerators
+        function
+        for run in simulations
+        for function, use in by_function(run).items()
+        if use.accelerators
     )
     return list(found)
 

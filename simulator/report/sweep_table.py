@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from simulator.report.contents import Report, extent, label, told_apart
+from simulator.report.contents import Report, extent, label, step_s, told_apart
 from simulator.report.units import held_scale, percent, several, time_scale, usd
 from simulator.sweep import Sweep
 
@@ -40,7 +40,7 @@ def show(report: Report, sweep: Sweep) -> RenderableType:
 def _points(report: Report, sweep: Sweep) -> Table:
     runs = [point.simulation for point in sweep.points]
     times = time_scale(run.seconds for run in runs)
-    steps = time_scale(run.step_s for run in runs)
+    steps = time_scale(step_s(run) for run in runs)
     held = held_scale((run.held_s for run in runs), report.noun)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     table.add_column("")
@@ -55,7 +55,7 @@ def _points(report: Report, sweep: Sweep) -> Table:
             "*" if index in sweep.frontier else "",
             escape(label(sweep, index)),
             times.show(run.seconds),
-            steps.show(run.step_s),
+            steps.show(step_s(run)),
             held.show(run.held_s),
             percent(run.idle_fraction),
             usd(run.usd),

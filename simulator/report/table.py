@@ -12,7 +12,16 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from simulator.report.contents import Report, actors, extent, split, whole
+from simulator.report.contents import (
+    Report,
+    actors,
+    by_function,
+    extent,
+    outside_s,
+    split,
+    step_s,
+    whole,
+)
 from simulator.report.units import (
     count,
     duration,
@@ -61,8 +70,12 @@ def assumptions(simulations: Iterable[Simulation]) -> list[RenderableType]:
 
 def _times(simulation: Simulation) -> Table:
     table = Table.grid(padding=(0, 2))
-    table.add_row("[bold]Job[/bold]", f"[bold]{duration(simulation.seconds)}[/bold]")
-    quantiles = {"mean": simulation.step_s} | {
+    outside = outside_s(simulation)
+    told = f"[bold]{duration(simulation.seconds)}[/bold]"
+    if outside >= 0.01 * simulation.seconds:
+        told += f"   {duration(outside)} of it starting, evaluating and writing the model"
+    table.add_row("[bold]Job[/bold]", told)
+    quantiles = {"mean": step_s(simulation)} | {
         name: simulation.step_quantile(q)
         for name, q in (("median", 0.5), ("p90", 0.9), ("p99", 0.99), ("longest", 1.0))
     }
@@ -77,8 +90,9 @@ def _times(simulation: Simulation) -> Table:
 
 def usage(report: Report, simulation: Simulation) -> Table:
     """Accelerator time by function and phase; functions on the host's CPUs below the total."""
-    on_accelerators = {f: use for f, use in simulation.usage.items() if use.accelerators}
-    on_hosts = {f: use for f, use in simulation.usage.items() if not use.accelerators}
+    ordered = by_function(simulation).items()
+    on_accelerators = {function: use for function, use in ordered if use.accelerators}
+    on_hosts = {function: use for function, use in ordered if not use.accelerators}
     total = whole(simulation)
     scale = held_scale([total.held_s, *(use.held_s for use in on_hosts.values())], report.noun)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
