@@ -12,6 +12,7 @@ from controller.job import Prompt
 from rlhfless.errors import UserError
 from rlhfless.measurements import Measurements
 from rlhfless.spec import DatasetSpec, JobSpec
+from simulator.drafting import Drafting
 from simulator.model_shape import ModelShape, load_shape
 from simulator.prompts import PromptLengths, make_prompts, read_prompts
 from simulator.scenario import Scenario
@@ -78,7 +79,14 @@ def make_scenario(
     else:
         workload, about_lengths = CutWorkload(replay, spec.rollout.max_tokens), []
     assumptions = dict.fromkeys([*assumed, *assumed_too, *about_lengths])
-    return Scenario(prompts, evaluation, workload, shape, measurements, tuple(assumptions))
+    return Scenario(
+        prompts=prompts,
+        evaluation=evaluation,
+        workload=workload,
+        shape=shape,
+        measurements=measurements,
+        assumptions=tuple(assumptions),
+    )
 
 
 class Scenarios:
