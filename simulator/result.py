@@ -12,7 +12,7 @@ from rlhfless.messages import FunctionName
 
 @dataclass(frozen=True)
 class StepFound:
-    """A step that was simulated. ``stands_for``: steps of the job, itself included, that it speaks
+    """A step that was simulated, counted from 1. ``stands_for``: steps of the job, itself included, that it speaks
     for (1 where every step was simulated). Seconds; ``tokens``: of its responses.
 
     ``rollout_s``, ``scoring_s`` (what scoring takes beyond the rollout) and ``train_s`` add up to

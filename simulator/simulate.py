@@ -232,7 +232,7 @@ class _Run:
         outcome = record.plan.get("outcome", {})
         needed = metrics.get("prefill/tokens_computed", 0) + metrics.get("prefill/tokens_saved", 0)
         return StepFound(
-            step=self._chosen.of[k],
+            step=self._chosen.of[k] + 1,
             stands_for=self._chosen.weights[k],
             seconds=self._ends_s[k] - begin_s,
             rollout_s=metrics["time/rollout_s"],
