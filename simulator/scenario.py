@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from controller.job import Prompt
 from simulator.measurements import Measurements
+from simulator.drafting import Drafting
 from simulator.model_shape import ModelShape
 from simulator.workload import Workload
 
@@ -14,7 +15,7 @@ from simulator.workload import Workload
 class Scenario:
     """``prompts`` and ``evaluation``: as ``controller.job.Data`` has them, their tokens real or made
     up; ``workload``: lengths of the responses; ``shape``: of the model; ``measurements`` replace
-    the roofline's constants where they are given. ``assumptions``: what was not known and taken
+    the roofline's constants where they are given; ``drafting`` None: none. ``assumptions``: what was not known and taken
     for granted, in words, one sentence each."""
 
     prompts: tuple[Prompt, ...]
@@ -22,4 +23,5 @@ class Scenario:
     workload: Workload
     shape: ModelShape
     measurements: Measurements | None = None
+    drafting: Drafting | None = None
     assumptions: tuple[str, ...] = ()

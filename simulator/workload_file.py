@@ -86,6 +86,16 @@ class LengthsSpec(Section):
         return self.model_dump(exclude_none=True)
 
 
+class DraftingSpec(Section):
+    """Speculative decoding (``simulator.drafting``)."""
+
+    tokens: Count = 7
+    """Draft tokens of a row and iteration at most; the best number for each batch is taken."""
+    acceptance: Fraction
+    """Probability that a draft token is accepted if those before it were; measure it: it falls
+    from task to task and along a response."""
+
+
 class WorkloadSpec(Section):
     """What a job works on. Saying anything of the prompts makes them up, dataset or not."""
 
@@ -114,6 +124,9 @@ class WorkloadSpec(Section):
                 f"shared_prefix_tokens: a prompt must be longer than the {shared} tokens it shares"
             )
         return self
+
+    drafting: DraftingSpec | None = None
+    """Null: none."""
 
     def makes_prompts(self) -> bool:
         return not (

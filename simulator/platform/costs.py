@@ -18,6 +18,7 @@ from rlhfless.measurements import Measurements
 from rlhfless.messages import FunctionName
 from rlhfless.spec import JobSpec
 from simulator.cluster import Cluster, Pool
+from simulator.drafting import DraftedEngine
 from simulator.measured_engine import MeasuredEngine
 from simulator.model_shape import ModelShape, load_shape
 from simulator.roofline import (
@@ -66,6 +67,7 @@ class Costs:
         self._cluster = cluster
         self._shape = scenario.shape
         self._measured = scenario.measurements or Measurements()
+        self._drafting = scenario.drafting
         longest = max((len(prompt.tokens) for prompt in scenario.prompts), default=0)
         self._context_tokens = longest + spec.rollout.max_tokens
         self.assumptions: list[str] = []
@@ -234,10 +236,10 @@ class Costs:
     def _make_engine(self, pool_name: str) -> EngineCost:
         pool = self._cluster.pools[pool_name]
         degree = self._plan("rollout", pool, self._shape)
-        cost = InferenceCost(self._shape, pool.accelerator, pool.fabric, degree)
-        if self._measured == Measurements():
-            return cost
-        return MeasuredEngine(self._measured, cost)
+        cost: EngineCost = InferenceCost(self._shape, pool.accelerator, pool.fabric, degree)
+        if self._measured != Measurements():
+            cost = MeasuredEngine(self._measured, cost)
+        return cost if self._drafting is None else DraftedEngine(cost, self._drafting)
 
     def _make_scorers(self, pool_name: str) -> list[InferenceCost]:
         pool = self._cluster.pools[pool_name]
