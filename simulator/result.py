@@ -12,8 +12,8 @@ from rlhfless.messages import FunctionName
 
 @dataclass(frozen=True)
 class StepFound:
-    """A step that was simulated, counted from 1. ``stands_for``: steps of the job, itself included, that it speaks
-    for (1 where every step was simulated). Seconds; ``tokens``: of its responses.
+    """A step that was simulated, counted from 1. ``stands_for``: steps of the job, itself included,
+    that it speaks for (1 where every step was simulated). Seconds; ``tokens``: of its responses.
 
     ``rollout_s``, ``scoring_s`` (what scoring takes beyond the rollout) and ``train_s`` add up to
     less than ``seconds``, by what the controller and weights take.

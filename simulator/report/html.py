@@ -83,17 +83,24 @@ def _verdict(report: Report) -> str:
         return _knee(report, report.sweep)
     if len(runs) == 1:
         return ""
-    best = min(runs, key=lambda run: run.seconds)
-    if best is runs[0]:
-        told = f"Nothing is faster than {best.strategy}."
-    else:
-        against = compare(best, runs[0])
-        told = f"{best.strategy} is {factor(against.speedup)} as fast as {runs[0].strategy}"
-        if against.held_saved is not None:
-            less = "less" if against.held_saved >= 0 else "more"
-            told += f" and holds {percent(abs(against.held_saved))} {less} {report.noun} time"
-        told += "."
-    return f'<p class="verdict">{text(told)}</p>'
+    return f'<p class="verdict">{text(_compared(report))}</p>'
+
+
+def _compared(report: Report) -> str:
+    """What the fastest, or beside the first the thriftiest, differs in from the first."""
+    first, *others = report.simulations
+    best = min(report.simulations, key=lambda run: run.seconds)
+    if best is first:
+        best = min(others, key=lambda run: run.held_s)
+    against = compare(best, first)
+    longer = best.seconds / first.seconds - 1
+    told = f"{best.strategy} takes {percent(longer)} longer than {first.strategy}"
+    if against.speedup >= 1:
+        told = f"{best.strategy} is {factor(against.speedup)} as fast as {first.strategy}"
+    if against.held_saved is None:
+        return f"{told}."
+    less = "less" if against.held_saved >= 0 else "more"
+    return f"{told} and holds {percent(abs(against.held_saved))} {less} {report.noun} time."
 
 
 def _knee(report: Report, sweep: Sweep) -> str:

@@ -82,29 +82,66 @@ def plot(label: str, shapes: str, height: int, names: str, below: str, over: str
     )
 
 
-def ticks(limit: float, about: int = 6) -> list[float]:
-    """Round numbers from 0 up to ``limit``."""
-    if limit <= 0:
-        return [0.0]
-    rough = limit / about
+def ticks(low: float, high: float, about: int = 6) -> list[float]:
+    """Round numbers from ``low`` to ``high``."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * each for each in (1, 2, 5, 10) if power * each >= rough * 0.999)
-    return [step * n for n in range(int(limit / step + 1e-9) + 1)]
+    step = next(power * each for each in (1, 2, 5, 10) if power * each >= rough * 0.7)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [step * n for n in range(first, last + 1)]
 
 
-def tick_labels(scale: Scale, limit: float) -> str:
-    """Labels below a plot whose right edge is at ``limit`` of the base unit."""
-    marks = ticks(limit / scale.divisor)
-    found = []
-    for n, mark in enumerate(marks):
-        share = mark * scale.divisor / limit if limit else 0.0
-        unit = f" {scale.unit}" if n == len(marks) - 1 else ""
-        css = ' class="last"' if share > 0.93 else ""
-        found.append(f'<span style="left:{100 * share:.2f}%"{css}>{mark:g}{text(unit)}</span>')
-    return "".join(found)
+@dataclass(frozen=True)
+class Axis:
+    """From ``low`` to ``high`` of the base unit, told in ``scale``."""
 
+    scale: Scale
+    low: float
+    high: float
 
-def grid(scale: Scale, limit: float, height: int) -> str:
-    """Lines at the ticks."""
-    marks = [mark * scale.divisor / limit * WIDTH for mark in ticks(limit / scale.divisor)[1:]]
-    return "".join(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}"/>' for x in marks)
+    def at(self, value: float) -> float:
+        """Share of the axis that lies below ``value``."""
+        return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
+
+    def marks(self, about: int = 6) -> list[tuple[float, str]]:
+        """(share, label) of its ticks; the last has the unit."""
+        divisor = self.scale.divisor
+        found = ticks(self.low / divisor, self.high / divisor, about)
+        labels = [f"{mark:g}" for mark in found]
+        labels[-1] += f" {self.scale.unit}"
+        return [(self.at(mark * divisor), label) for mark, label in zip(found, labels, strict=True)]
+
+    def below(self) -> str:
+        """Its labels, below a plot."""
+        return "".join(
+            f'<span style="left:{100 * share:.2f}%"{_css("last" if share > 0.93 else "")}>'
+            f"{text(label)}</span>"
+            for share, label in self.marks()
+        )
+
+    def beside(self, about: int) -> str:
+        """Its labels, to the left of a plot; a 0 is left out."""
+        return "".join(
+            f'<span style="top:{100 * (1 - share):.2f}%">{text(label)}</span>'
+            for share, label in self.marks(about)
+            if share > 0 or self.low
+        )
+
+    def upright(self, height: float) -> str:
+        """Lines at the ticks of an axis across."""
+        return "".join(
+            f'<line x1="{WIDTH * share:.1f}" x2="{WIDTH * share:.1f}" y1="0" y2="{height:g}"/>'
+            for share, _ in self.marks()
+            if share > 0
+        )
+
+    def level(self, height: float, about: int) -> str:
+        """Lines at the ticks of an axis upwards."""
+        return "".join(
+            f'<line x1="0" x2="{WIDTH}" y1="{height * (1 - share):.1f}" '
+            f'y2="{height * (1 - share):.1f}"/>'
+            for share, _ in self.marks(about)
+            if share > 0
+        )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from simulator.report.contents import PHASES, Report, by_function, label, told_apart
-from simulator.report.markup import WIDTH, grid, legend, plot, text, tick_labels, ticks
+from simulator.report.markup import WIDTH, Axis, legend, plot, text
 from simulator.report.palette import LABELS
 from simulator.report.timeline import BINS, Area, Lane, Timeline, timeline
 from simulator.report.units import Scale, duration, held_scale, number, time_scale, usd
@@ -44,7 +44,7 @@ def timelines(report: Report) -> str:
 
 
 def _timeline(one: Simulation, found: Timeline, longest: float) -> str:
-    scale = time_scale([longest])
+    axis = Axis(time_scale([longest]), 0.0, longest)
     names: list[tuple[float, str, str]] = []
     if found.lanes:
         height = LANE * len(found.lanes)
@@ -61,9 +61,7 @@ def _timeline(one: Simulation, found: Timeline, longest: float) -> str:
         for at, name, more in names
     )
     told = f"Instances of {one.strategy} over {duration(found.seconds)}, by phase"
-    return plot(
-        told, grid(scale, longest, height) + shapes, height, labels, tick_labels(scale, longest)
-    )
+    return plot(told, axis.upright(height) + shapes, height, labels, axis.below())
 
 
 def _lanes(lanes: Sequence[Lane], longest: float, names: list[tuple[float, str, str]]) -> str:
@@ -162,14 +160,12 @@ def steps(report: Report) -> str:
     """Seconds of each simulated step by part, a plot a simulation, all on the same scales."""
     parts = [legend((part, part) for part in PARTS)]
     longest = max(step.seconds for one in report.simulations for step in one.simulated)
-    scale = time_scale([longest])
-    parts += [
-        f"<h3>{text(one.strategy)}</h3>{_steps(one, longest, scale)}" for one in report.simulations
-    ]
+    axis = Axis(time_scale([longest]), 0.0, longest / 0.94)
+    parts += [f"<h3>{text(one.strategy)}</h3>{_steps(one, axis)}" for one in report.simulations]
     return "".join(parts)
 
 
-def _steps(one: Simulation, longest: float, scale: Scale) -> str:
+def _steps(one: Simulation, axis: Axis) -> str:
     """A step is as wide as the steps it stands for, and as high as its seconds."""
     found = sorted(one.simulated, key=lambda step: step.step)
     weight = sum(step.stands_for for step in found)
@@ -178,7 +174,7 @@ def _steps(one: Simulation, longest: float, scale: Scale) -> str:
         wide = WIDTH * step.stands_for / weight
         bottom = float(STEPS)
         for part, seconds in zip(PARTS, _parts(step), strict=True):
-            high = 0.94 * STEPS * seconds / longest
+            high = STEPS * axis.at(seconds)
             bottom -= high
             shapes.append(
                 f'<rect class="{part}" x="{left:.2f}" y="{bottom:.2f}" width="{wide:.2f}" '
@@ -195,18 +191,12 @@ def _steps(one: Simulation, longest: float, scale: Scale) -> str:
                 f'data-t="{text(told)}"/>'
             )
         left += wide
-    marks = ticks(longest / scale.divisor, 4)
-    names = "".join(
-        f'<span style="top:{100 - 94 * mark * scale.divisor / longest:.1f}%">{mark:g}'
-        f"{text(' ' + scale.unit) if mark == marks[-1] else ''}</span>"
-        for mark in marks[1:]
-    )
     below = (
         f'<span style="left:0">step {found[0].step}</span>'
         f'<span class="last" style="left:100%">step {one.steps}</span>'
     )
     told = f"Seconds of each simulated step of {one.strategy}, by part"
-    return plot(told, "".join(shapes), STEPS, names, below)
+    return plot(told, "".join(shapes), STEPS, axis.beside(4), below)
 
 
 def _parts(step: StepFound) -> tuple[float, float, float, float]:
@@ -217,40 +207,41 @@ def _parts(step: StepFound) -> tuple[float, float, float, float]:
 def frontier(report: Report, sweep: Sweep) -> str:
     """Time against cost; points on the frontier are joined, the knee is marked and named."""
     at = [sweep.time_and_cost(index) for index in range(len(sweep.points))]
-    right, top = (1.08 * max(each) for each in zip(*at, strict=True))
-    times, held = time_scale([right]), held_scale([top], report.noun)
-    scale = replace(held, divisor=1.0, unit="USD") if sweep.in_usd else held
+    times, costs = ([point[n] for point in at] for n in (0, 1))
+    held = held_scale(costs, report.noun)
+    dollars = replace(held, divisor=1.0, unit="USD")
+    across = _axis(time_scale(times), times)
+    up = _axis(dollars if sweep.in_usd else held, costs)
     line = " ".join(
-        f"{WIDTH * at[i][0] / right:.1f},{FRONTIER * (1 - at[i][1] / top):.1f}"
+        f"{WIDTH * across.at(at[i][0]):.1f},{FRONTIER * (1 - up.at(at[i][1])):.1f}"
         for i in sweep.frontier
     )
-    marks = ticks(top / scale.divisor, 5)[1:]
-    rules = "".join(
-        f'<line x1="0" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        for y in (FRONTIER * (1 - mark * scale.divisor / top) for mark in marks)
+    shapes = across.upright(FRONTIER) + up.level(FRONTIER, 5) + f'<polyline points="{line}"/>'
+    dots = "".join(
+        _dot(report, sweep, i, across.at(time), up.at(cost)) for i, (time, cost) in enumerate(at)
     )
-    names = "".join(
-        f'<span style="top:{100 * (1 - mark * scale.divisor / top):.2f}%">{mark:g}'
-        f"{text(' ' + scale.unit) if mark == marks[-1] else ''}</span>"
-        for mark in marks
-    )
-    shapes = grid(times, right, FRONTIER) + rules + f'<polyline points="{line}"/>'
-    dots = "".join(_dot(report, sweep, i, right, top) for i in range(len(at)))
     told = f"Time and cost of {len(at)} points; {len(sweep.frontier)} are on the frontier"
-    return plot(told, shapes, FRONTIER, names, tick_labels(times, right), dots)
+    return plot(told, shapes, FRONTIER, up.beside(5), across.below(), dots)
 
 
-def _dot(report: Report, sweep: Sweep, index: int, right: float, top: float) -> str:
-    time, cost = sweep.time_and_cost(index)
+def _axis(scale: Scale, values: Sequence[float]) -> Axis:
+    """With some room around, and from 0 where that is not far."""
+    low, high = min(values), max(values)
+    room = 0.12 * (high - low) or 0.5 * high
+    begin = low - room
+    return Axis(scale, 0.0 if begin < 0.3 * high else begin, high + room)
+
+
+def _dot(report: Report, sweep: Sweep, index: int, across: float, up: float) -> str:
     run = sweep.points[index].simulation
     css = "knee" if index == sweep.knee else "best" if index in sweep.frontier else ""
-    place = f"left:{100 * time / right:.2f}%;top:{100 * (1 - cost / top):.2f}%"
+    place = f"left:{100 * across:.2f}%;top:{100 * (1 - up):.2f}%"
     held = held_scale([run.held_s], report.noun).tell(run.held_s)
     named = label(sweep, index)
-    told = f"{told_apart(sweep)}: {named}\n{duration(time)}, {held}, {_dollars(run.usd)}"
+    told = f"{told_apart(sweep)}: {named}\n{duration(run.seconds)}, {held}, {_dollars(run.usd)}"
     dot = f'<span class="dot {css}" style="{place}" data-t="{text(told)}"></span>'
     if index != sweep.knee and len(sweep.points) > NAMED:
         return dot
-    side = " left" if time / right > 0.7 else ""
+    side = " left" if across > 0.7 else ""
     more = " (knee)" if index == sweep.knee else ""
     return f'{dot}<span class="tag{side}" style="{place}">{text(named)}{more}</span>'
