@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from prefix_cache.forecast import Forecast, forecast
 from prefix_cache.segments import NOTHING, Demand, PrefixCosts, choose, store_orders
-from prefix_cache.tree import build_tree
+from prefix_cache.tree import PrefixTree, build_tree
 
 _STEPS = 32
 """Choices between storing nothing and storing all that pays, evenly spaced in bytes."""
@@ -77,12 +77,15 @@ def plan_prefixes(
     block_tokens: int,
     max_bytes: int,
     moved: float = 0.0,
+    tree: PrefixTree | None = None,
 ) -> PrefixPlan:
     """``actors[a]``: indices of the prompts that actor a needs. ``max_bytes`` bounds what is stored
     for the step. ``moved``: how many further actors, on average, will come to need a prompt because
-    samples move; above 0 it can pay that actors publish what only they need now.
+    samples move; above 0 it can pay that actors publish what only they need now. ``tree``: of the
+    prompts, if there is one already.
     """
-    demand = Demand(build_tree(prompts, block_tokens), prompts, actors, costs, moved)
+    tree = tree or build_tree(prompts, block_tokens)
+    demand = Demand(tree, prompts, actors, costs, moved)
     choice = choose(demand)
     plain = forecast(demand, NOTHING, ())
     candidates = [plain, forecast(demand, choice, ())]

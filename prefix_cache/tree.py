@@ -9,9 +9,14 @@ is in no node: it is always run, for its logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
+Body: TypeAlias = NDArray[np.int64]
+"""A prompt without its last token."""
 
 
 @dataclass(frozen=True)
@@ -47,50 +52,72 @@ class PrefixTree:
         return [self.nodes[node].end for node in self.path(prompt)]
 
 
+@dataclass
+class _Edge:
+    """A node while the tree grows: what leads to it are tokens ``[.., end)`` of ``tokens``;
+    ``below`` by the block that follows."""
+
+    tokens: Body
+    end: int
+    above: _Edge | None = None
+    below: dict[bytes, _Edge] = field(default_factory=dict)
+    prompts: list[int] = field(default_factory=list)
+
+
 def build_tree(prompts: Sequence[Sequence[int]], block_tokens: int) -> PrefixTree:
-    """Linear in the tokens."""
+    """Linear in the tokens; a prompt costs a few comparisons of arrays."""
     if block_tokens < 1:
         raise ValueError(f"block_tokens must be at least 1, got {block_tokens}")
-    # A trie of blocks first: by (trie node, block), 0 being the root.
-    children: dict[tuple[int, bytes], int] = {}
-    above, ends, branches, final = [-1], [0], [0], [False]
-    stops: list[int] = []
-    for tokens in prompts:
-        data = np.asarray(tokens[:-1], dtype="<i8")
-        at = 0
-        for start in range(0, len(data), block_tokens):
-            block = data[start : start + block_tokens]
-            key = (at, block.tobytes())
-            if key not in children:
-                children[key] = len(ends)
-                branches[at] += 1
-                above.append(at)
-                ends.append(start + len(block))
-                branches.append(0)
-                final.append(False)
-            at = children[key]
-        final[at] = True
-        stops.append(at)
-    # Then only what branches or ends a prompt is kept.
-    number: dict[int, int] = {}
-    kept_above = [-1] * len(ends)
-    for at in range(1, len(ends)):
-        parent = above[at]
-        kept_above[at] = parent if parent in number else kept_above[parent]
-        if branches[at] != 1 or final[at]:
-            number[at] = len(number)
-    below: list[list[int]] = [[] for _ in number]
-    for prompt, at in enumerate(stops):
-        while at > 0:
-            below[number[at]].append(prompt)
-            at = kept_above[at]
-    nodes = tuple(
-        Node(
-            parent=number.get(kept_above[at], -1),
-            start=max(0, ends[kept_above[at]]) if kept_above[at] > 0 else 0,
-            end=ends[at],
-            prompts=tuple(below[index]),
-        )
-        for at, index in number.items()
-    )
-    return PrefixTree(nodes, tuple(number.get(at, -1) for at in stops))
+    root = _Edge(np.zeros(0, np.int64), 0)
+    edges: list[_Edge] = []
+    stops = [
+        _insert(root, np.array(tokens, np.int64)[:-1], block_tokens, edges) for tokens in prompts
+    ]
+    for prompt, stop in enumerate(stops):
+        at: _Edge | None = stop
+        while at is not None and at is not root:
+            at.prompts.append(prompt)
+            at = at.above
+    # Parents before children: those a prompt was the first to pass, from the root on.
+    edges.sort(key=lambda edge: (edge.prompts[0], edge.end))
+    number = {id(root): -1} | {id(edge): index for index, edge in enumerate(edges)}
+    nodes = []
+    for edge in edges:
+        assert edge.above is not None
+        parent, start = number[id(edge.above)], edge.above.end
+        nodes.append(Node(parent, start, edge.end, tuple(edge.prompts)))
+    return PrefixTree(tuple(nodes), tuple(number[id(stop)] for stop in stops))
+
+
+def _insert(root: _Edge, body: Body, block: int, edges: list[_Edge]) -> _Edge:
+    """Where ``body`` ends in the tree; nodes that this needs are added, to ``edges`` as well."""
+    at = root
+    while at.end < len(body):
+        key = body[at.end : at.end + block].tobytes()
+        edge = at.below.get(key)
+        if edge is None:
+            edge = at.below[key] = _Edge(body, len(body), at)
+            edges.append(edge)
+            return edge
+        common = _common(edge, body, at.end, block)
+        if common < edge.end:
+            # They part within the edge: a node where they do.
+            parting = at.below[key] = _Edge(edge.tokens, common, at)
+            parting.below[edge.tokens[common : common + block].tobytes()] = edge
+            edge.above = parting
+            edges.append(parting)
+            edge = parting
+        at = edge
+    return at
+
+
+def _common(edge: _Edge, body: Body, start: int, block: int) -> int:
+    """Where the blocks that ``body`` and the edge have in common end; all before ``start`` are."""
+    most = min(edge.end, len(body))
+    differ = edge.tokens[start:most] != body[start:most]
+    first = int(differ.argmax())
+    same = start + first if differ[first] else most
+    # What is left of a prompt after its last whole block is shared by the same prompt only.
+    if same == edge.end and (same == len(body) or same % block == 0):
+        return same
+    return same - same % block

@@ -42,7 +42,7 @@ class Longest:
         place = np.minimum(place, columns - 2)
         grid = grid_points(columns)
         start, end = grid[place], np.minimum(grid[place + 1], self.most[:, None])
-        share = (tokens - start) / np.where(sure, 1.0, end - start)
+        share = np.clip((tokens - start) / np.maximum(end - start, 1e-9), 0.0, 1.0)
         rows = np.arange(len(self.floor))[:, None]
         low, high = self.within[rows, place], self.within[rows, place + 1]
         between = low + (high - low) * share
