@@ -72,13 +72,13 @@ class Allotment:
     def serve(self) -> None:
         """Grant what can be granted."""
         for wanted in [each for each in self._queue if self._urgent(each.instance)]:
-            if wanted not in self._queue:
-                continue  # served meanwhile, by one that made room
+            if wanted not in self._queue or wanted.granted.done():
+                continue  # served meanwhile by one that made room, or cancelled
             if not self._try(wanted):
                 self._ask_for_room(wanted)
                 return
         for wanted in list(self._queue):
-            if wanted in self._queue:
+            if wanted in self._queue and not wanted.granted.done():
                 self._try(wanted)
 
     def _try(self, wanted: _Wanted) -> bool:
@@ -97,7 +97,11 @@ class Allotment:
         return None
 
     def _ask_for_room(self, wanted: _Wanted) -> None:
-        idle = {i.grant: i for i in self._idle(wanted.instance) if i.grant is not None}
+        idle = {
+            each.grant: each
+            for each in self._idle(wanted.instance)
+            if each.grant is not None and each.grant not in self._coming
+        }
         for pool, count in wanted.sizes:
             free = (*self._coming, *idle)
             grants = self._capacity.makes_room(pool, count, free, spot=wanted.spot)

@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import ArrayLike
 
+from controller.learning import work_ahead
 from rlhfless.errors import UserError
 from rlhfless.measurements import Measurements
 from rlhfless.messages import FunctionName
@@ -144,34 +145,45 @@ class Costs:
         engine = self._engine(pool.name)
         return engine.logprobs_s(lengths, self._spec.reference.tokens_per_microbatch)
 
-    def update_s(self, pool: Pool, lengths: Array, share: float = 1.0) -> float:
-        """An update with sequences of ``lengths`` tokens, of which ``share`` is left to do."""
+    def update_s(self, pool: Pool, lengths: Array, ready: float = 0.0) -> float:
+        """An update with sequences of ``lengths`` tokens, of which the share ``ready`` was worked
+        on ahead."""
         tokens = float(np.sum(lengths))
+        done = ready * work_ahead(self._spec)
         measured = self._measured.training.update
         if measured is not None:
-            return measured[0] + measured[1] * share * tokens
-        training, layout = self._training(pool.name), self._layout(pool.name)
-        pairs = float(np.sum(lengths * lengths)) / 2
-        worst = _imbalance(lengths, layout.data)
-        spec = self._spec.training
-        seconds = 0.0
-        factor = VALUE_FACTOR if self._spec.algorithm.name == "ppo" else 1.0
-        for _ in range(spec.passes):
-            step = training.step(tokens * worst, pairs * worst, spec.minibatches)
-            seconds += step.total_s - (1 - share) * (step.compute_s + step.tensor_parallel_s)
-        if self._spec.algorithm.name == "ppo":
-            seconds += training.forward(tokens, pairs)  # values before the update
-        return factor * seconds
+            return measured[0] + measured[1] * (1 - done) * tokens
+        worst = _imbalance(lengths, self._layout(pool.name).data)
+        total_s, compute_s = self._whole_update_s(pool, worst, lengths)
+        return total_s - done * compute_s
 
     def gradients_s(self, pool: Pool, lengths: Array) -> float:
         """A part of an update, begun ahead."""
-        tokens = float(np.sum(lengths))
-        measured = self._measured.training.update
-        if measured is not None:
-            return measured[1] * tokens
-        pairs = float(np.sum(lengths * lengths)) / 2
-        step = self._training(pool.name).step(tokens, pairs)
-        return step.compute_s + step.tensor_parallel_s
+        tokens, ahead = float(np.sum(lengths)), work_ahead(self._spec)
+        measured = self._measured.training
+        if measured.gradients is not None:
+            return measured.gradients[0] + measured.gradients[1] * tokens
+        if measured.update is not None:
+            return measured.update[1] * ahead * tokens
+        _, compute_s = self._whole_update_s(pool, 1.0, lengths)
+        return ahead * compute_s
+
+    def _whole_update_s(self, pool: Pool, worst: float, lengths: Array) -> tuple[float, float]:
+        """Seconds, and those of them that grow with the tokens; ``worst``: share of the busiest
+        rank over the mean."""
+        training, spec = self._training(pool.name), self._spec.training
+        tokens = float(np.sum(lengths)) * worst
+        pairs = float(np.sum(lengths * lengths)) / 2 * worst
+        step = training.step(tokens, pairs, spec.minibatches)
+        before_s = 0.0
+        if self._ppo:
+            before_s += training.forward(tokens, pairs)  # values
+        if spec.minibatches > 1:
+            # Old log-probs of samples whose turn comes after a change of the weights.
+            before_s += (1 - 1 / spec.minibatches) * training.forward(tokens, pairs)
+        factor = VALUE_FACTOR if self._ppo else 1.0
+        compute_s = spec.passes * (step.compute_s + step.tensor_parallel_s) + before_s
+        return factor * (spec.passes * step.total_s + before_s), factor * compute_s
 
     def publish_s(self) -> float | None:
         """Where it was measured; else it follows from bytes and bandwidth."""

@@ -132,7 +132,7 @@ class Work:
         ahead = sum(begun.values()) / max(1.0, float(lengths.sum()))
         assert instance.pool is not None
         began_s = loop.time()
-        await instance.work(self.costs.update_s(instance.pool, lengths, 1.0 - min(1.0, ahead)))
+        await instance.work(self.costs.update_s(instance.pool, lengths, min(1.0, ahead)))
         train_s = loop.time() - began_s
         began_s = loop.time()
         await self._publish(instance, checkpoint=request.checkpoint)
