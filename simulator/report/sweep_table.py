@@ -12,7 +12,7 @@ from simulator.report.units import held_scale, percent, several, time_scale, usd
 from simulator.sweep import Sweep
 
 ROWS = 40
-"""Shown at most; those on the frontier always are."""
+"""Of more points, so many are shown, spread evenly; and those on the frontier if no more."""
 REASONS = 3
 """Shown of why combinations cannot be run."""
 
@@ -71,8 +71,10 @@ def _shown(sweep: Sweep) -> list[int]:
     number = len(sweep.points)
     if number <= ROWS:
         return list(range(number))
-    spread = {round(n * (number - 1) / (ROWS - 1)) for n in range(ROWS)}
-    return sorted(spread | set(sweep.frontier))
+    kept = {round(n * (number - 1) / (ROWS - 1)) for n in range(ROWS)}
+    if len(sweep.frontier) <= ROWS:
+        kept |= set(sweep.frontier)
+    return sorted(kept if sweep.knee is None else {*kept, sweep.knee})
 
 
 def _impossible(sweep: Sweep) -> list[RenderableType]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from controller.ledger import Phase
 from rlhfless.messages import FUNCTION_NAMES, FunctionName
+from simulator.budget import BudgetAnswer, Way
 from simulator.result import InstanceSpan, Simulation, StepFound, Use
+from simulator.sweep import Axis, Impossible, Sweep, SweepPoint, rank
 
 PLAN: dict[str, Any] = {
     "actors": 4,
@@ -111,3 +114,24 @@ def spans(slower: float = 1.0, actors: int = 4, steps: int = 2) -> tuple[Instanc
         made.append(span(at, "training-1", "idle", 0.0, 60.0))
         made.append(span(at, "training-1", "busy", 60.0, 80.0))
     return tuple(made)
+
+
+def max_instances(values: Sequence[int], worse: int | None = None) -> Sweep:
+    """A sweep in which more actors are faster and dearer; one of them is dearer than it need be."""
+    axis = Axis("rollout.max_instances", tuple(values))
+    points = []
+    for number in values:
+        dearer = 20.0 if number == worse else 0.0
+        use = Use(1, 20_000.0, 1_000.0 * number, 500.0, 30 + 1.5 * number + dearer, 50.0, 10.0)
+        found = simulation(slower=1 + 16 / number, usage={"rollout": use}, spans=())
+        points.append(SweepPoint("rlhfless", {axis.path: number}, found))
+    too_many = Impossible("rlhfless", {axis.path: 99}, "too many")
+    return rank([axis], points, [] if worse is None else [too_many])
+
+
+def budget_answer(fits: bool) -> BudgetAnswer:
+    ways = tuple(
+        Way(strategy, 8, None, simulation(strategy, slower), usd, steps, 80.0 * steps, 0.5)
+        for strategy, slower, usd, steps in (("rlhfless", 1.0, 63.5, 78), ("static", 1.4, 90.0, 55))
+    )
+    return BudgetAnswer(50.0, 100, ways, fits, ways[0] if fits else None, "$50.00 is an answer.")
