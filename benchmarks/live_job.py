@@ -12,15 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controller.books import Books
+from controller.calibration import calibrate
+from controller.deployments import deployments
 from controller.dispatch import Dispatcher, RetryPolicy
-from controller.job import Event, Job, StepSamples
+from controller.job import Event, Job, Prompt, StepSamples
 from controller.job_store import JobStore
+from controller.learning import decode_state
 from controller.ledger import Ledger, Span, Usage
-from controller.local_run import deployments, load_data
+from controller.local_run import load_data
 from controller.orchestrator import Orchestrator
 from controller.platforms.local import LocalOptions, LocalPlatform
 from controller.redis_server import open_redis
 from controller.timeline import Timeline
+from rlhfless.measurements import Measurements
 from rlhfless.messages import FunctionName
 from rlhfless.objects import ObjectStore
 from rlhfless.seeds import derive
@@ -31,13 +35,13 @@ from rlhfless.spec_file import dump_spec
 @dataclass(frozen=True)
 class Step:
     """A step that was made: ``metrics`` (``docs/metrics.md``), its plan as the journal has it, its
-    responses and prompts' lengths by sample, ``[start_s, end_s)`` in loop seconds, and the CPU
-    seconds of the controller's process."""
+    responses and prompts by sample, ``[start_s, end_s)`` in loop seconds, and the CPU seconds of
+    the controller's process."""
 
     metrics: dict[str, float]
     plan: dict[str, Any]
     responses: dict[str, tuple[int, ...]]
-    prompt_tokens: dict[str, int]
+    prompts: dict[str, Prompt]
     start_s: float
     end_s: float
     controller_cpu_s: float
@@ -45,10 +49,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Made:
-    """A finished job: its steps and every instance's life."""
+    """A finished job: its steps, every instance's life, and what its calls took."""
 
     steps: list[Step]
     ledger: Ledger = field(repr=False)
+    measured: Measurements
 
     def usage(self, steps: list[Step]) -> dict[FunctionName, Usage]:
         """Of instances during ``steps``, in seconds a step."""
@@ -101,7 +106,7 @@ async def _make(spec: JobSpec, folder: str, options: LocalOptions) -> Made:
             record, now_s, cpu_s = event.data["record"], loop.time(), time.process_time()
             done = kept.pop(record.step)
             responses = {sample.id: tuple(sample.tokens) for sample in done.samples}
-            prompts = {name: len(done.prompts[name].tokens) for name in responses}
+            prompts = dict(done.prompts)
             # A step begins where the one before it ended: the time between them is its own.
             begins_s = max(begins_s, now_s - record.metrics["time/step_s"])
             plan = {"step": record.step + 1, **record.plan}
@@ -136,4 +141,12 @@ async def _make(spec: JobSpec, folder: str, options: LocalOptions) -> Made:
             keep_samples=keep,
         )
         await Orchestrator(job, file("weights")).run()
-    return Made(steps, ledger)
+        measured = calibrate(
+            decode_state(await journal.policy_state()),
+            timeline,
+            publish_s=[step.metrics["time/publish_s"] for step in steps],
+            controller_s=[step.metrics["time/controller_s"] for step in steps],
+            source="a benchmark's run",
+            model=spec.model.path,
+        )
+    return Made(steps, ledger, measured)

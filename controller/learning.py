@@ -13,6 +13,7 @@ from controller.ledger import Ledger
 from controller.rollout_stats import RolloutStats
 from controller.timeline import Timeline
 from rlhfless.messages import TrainDone
+from rlhfless.spec import JobSpec
 from scaling import cost_model, length_score, lengths
 from scaling.cost_model import CostState, Observation
 from scaling.lengths import LengthState
@@ -37,11 +38,14 @@ class PolicyState(msgspec.Struct, frozen=True):
     """Further actors that came to need a prompt because samples moved, for each prompt of a step;
     an average that forgets."""
     training_share: float = 1.0
-    """Of a batch's tokens, what overlap left to the newest train call."""
+    """Of an update's work, what overlap left to the newest train call."""
 
     lengths: LengthState = LengthState()
     costs: CostState = CostState()
 
+
+GROUP_WISE = ("grpo", "dr_grpo", "rloo")
+"""Algorithms whose advantages compare the responses to one prompt and no others."""
 
 _decoder = msgspec.msgpack.Decoder(PolicyState)
 
@@ -116,6 +120,7 @@ def learn_rollout(
 
 
 def learn_training(
+    spec: JobSpec,
     state: PolicyState,
     tokens: int,
     trained: TrainDone,
@@ -124,25 +129,37 @@ def learn_training(
     """``tokens``: prompts and responses trained on; ``starts``: ``cold_starts`` meanwhile."""
     return msgspec.structs.replace(
         state,
-        costs=cost_model.observe(state.costs, [_training(tokens, trained)], starts),
-        training_share=_share(trained),
+        costs=cost_model.observe(state.costs, [_training(spec, tokens, trained)], starts),
+        training_share=_left(spec, trained),
     )
 
 
 def cost_errors(
-    plan: RolloutPlan, stats: RolloutStats, tokens: int, trained: TrainDone
+    spec: JobSpec, plan: RolloutPlan, stats: RolloutStats, tokens: int, trained: TrainDone
 ) -> dict[str, float]:
     """Metrics of how good the times were that the plan's cost model predicts for what ran."""
-    return cost_model.errors(plan.cost, [*rollout_observations(stats), _training(tokens, trained)])
+    return cost_model.errors(
+        plan.cost, [*rollout_observations(stats), _training(spec, tokens, trained)]
+    )
 
 
-def _training(tokens: int, trained: TrainDone) -> Observation:
-    return cost_model.training(round(_share(trained) * tokens), trained.train_s)
+def _training(spec: JobSpec, tokens: int, trained: TrainDone) -> Observation:
+    return cost_model.training(round(_left(spec, trained) * tokens), trained.train_s)
 
 
-def _share(trained: TrainDone) -> float:
-    """What overlap left to the train call."""
-    return 1.0 - trained.metrics.get("training/overlapped_share", 0.0)
+def _left(spec: JobSpec, trained: TrainDone) -> float:
+    """The share of the update's work that overlap left to the train call."""
+    ready = trained.metrics.get("training/overlapped_share", 0.0)
+    return 1.0 - ready * work_ahead(spec)
+
+
+def work_ahead(spec: JobSpec) -> float:
+    """The share of an update's work that overlap can do at most."""
+    training, advantage = spec.training, spec.algorithm.name
+    gradients = advantage in GROUP_WISE and not (
+        training.trainable == "lora" and training.lora.dropout > 0
+    )
+    return cost_model.ahead_share(training.minibatches, training.passes, gradients=gradients)
 
 
 def cold_starts(

@@ -156,9 +156,11 @@ async def run_step(
         usage=job.ledger.total(end_s, since_s=start_s),
     )
     outlook = looked.result()
-    judged = outlook.judged | learning.cost_errors(rollout_plan, stats, batch_tokens, trained)
+    judged = outlook.judged | learning.cost_errors(
+        job.spec, rollout_plan, stats, batch_tokens, trained
+    )
     starts = learning.cold_starts(job.ledger, job.timeline, looked_s, end_s)
-    learned = learning.learn_training(outlook.learned, batch_tokens, trained, starts)
+    learned = learning.learn_training(job.spec, outlook.learned, batch_tokens, trained, starts)
     record = StepRecord(
         step=step,
         version=trained.version,

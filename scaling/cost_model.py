@@ -121,6 +121,20 @@ def kv_publish(num_bytes: int, seconds: float) -> Observation:
     return Observation("kv_publish", (1, num_bytes), seconds)
 
 
+def ahead_share(minibatches: int, passes: int, *, gradients: bool = True) -> float:
+    """Of an update's work, the share that can be done before its batch is complete
+    (``training.overlap``): the first optimizer step's gradients (where groups' can be summed at
+    all, ``gradients``), and the old log-probs of samples that come later.
+
+    A token's gradients cost three forward passes, its old log-probs one; those of the first
+    optimizer step's samples come with their gradients. Worked number: 4 minibatches, 1 pass:
+    3/4 + 3/4 of 3 + 3/4 forward passes, 0.4.
+    """
+    later = 1 - 1 / minibatches
+    first = 3 / minibatches if gradients else 0.0
+    return (first + later) / (3 * passes + later)
+
+
 def observe(
     state: CostState,
     calls: Iterable[Observation] = (),

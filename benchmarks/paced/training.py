@@ -33,6 +33,9 @@ PARAMETERS = 1 << 18
 DIGEST = "paced/digest"
 """Metric that stands for all tokens, log-probs and rewards of a step's batch, in their order."""
 
+OVERLAPPED = "training/overlapped_share"
+"""As the training function has it; here of all tokens."""
+
 
 class PacedTraining:
     """Gradients that were begun ahead are remembered for the train call of the same version."""
@@ -66,11 +69,12 @@ class PacedTraining:
         began = time.perf_counter()
         batch = read_batch(context.store, request.batch)
         begun = self._begun(job, parent)
-        tokens = sum(n for s, n in enumerate(_tokens(batch)) if s not in begun)
+        every = _tokens(batch)
+        tokens = sum(n for s, n in enumerate(every) if s not in begun)
         yield from wait(PACE.train_s + PACE.train_token_s * tokens, context)
         trained = time.perf_counter()
         generator = torch.Generator().manual_seed(parent)
-        metrics = {DIGEST: _digest(batch)}
+        metrics = {DIGEST: _digest(batch), OVERLAPPED: 1.0 - tokens / max(1, sum(every))}
         manifest, ours = publish(
             context.store,
             job,

@@ -145,7 +145,7 @@ class Calls:
         request = train_request(job, step, self.version, ref, {}, TOTAL_STEPS)
         done = await self.dispatcher.call(request, TrainDone)
         tokens = len(batch.prompt_tokens) + len(batch.response_tokens)
-        self.state = learning.learn_training(self.state, tokens, done)
+        self.state = learning.learn_training(job.spec, self.state, tokens, done)
         self.publish_s.append(done.publish_s)
         self.version = done.version
 

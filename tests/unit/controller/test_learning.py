@@ -1,10 +1,26 @@
 """What a start costs: until the instance is ready, and what its first call loads."""
 
+from typing import Any
+
+import pytest
+
 from controller.learning import PolicyState, cold_starts, learn_training
 from controller.ledger import Ledger
 from controller.timeline import Timeline
 from rlhfless.messages import TrainDone
+from rlhfless.spec import JobSpec
 from scaling import cost_model
+
+
+def _spec(**training: Any) -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "model": {"path": "/m"},
+            "dataset": {"path": "/d.jsonl"},
+            "rewards": [{"python": "/r.py:f"}],
+            "training": {"steps": 1, **training},
+        }
+    )
 
 
 def test_a_start_costs_its_cold_time_and_what_the_first_call_loads() -> None:
@@ -39,6 +55,17 @@ def test_instances_that_start_beside_training_are_learned_from() -> None:
     meanwhile = cold_starts(ledger, timeline, looked_s, end_s)
     assert (before, meanwhile) == ([("rollout", 2.0)], [("rollout", 5.0)])
     learned = learn_training(
-        PolicyState(), 10, TrainDone(version=1, metrics={}, train_s=1.0), meanwhile
+        _spec(), PolicyState(), 10, TrainDone(version=1, metrics={}, train_s=1.0), meanwhile
     )
     assert learned.costs.cold_starts == {"rollout": [5.0]}
+
+
+@pytest.mark.parametrize(("minibatches", "left"), [(1, 0.2), (4, 0.68)])
+def test_overlap_leaves_what_comes_after_the_first_optimizer_step(
+    minibatches: int, left: float
+) -> None:
+    trained = TrainDone(version=1, metrics={"training/overlapped_share": 0.8}, train_s=1.0)
+    learned = learn_training(_spec(minibatches=minibatches), PolicyState(), 1000, trained)
+    assert learned.training_share == pytest.approx(left)
+    (call,) = learned.costs.calls["training"]
+    assert call.features == (1, round(1000 * left))

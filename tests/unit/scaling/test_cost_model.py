@@ -104,3 +104,11 @@ def test_convenience_by_kind() -> None:
     assert TRUE.weights_pull_s(1e7) == pytest.approx(0.1)
     assert TRUE.kv_load_s(1e6) == pytest.approx(0.006)
     assert TRUE.kv_publish_s(1e6) == pytest.approx(0.007)
+
+
+def test_overlap_can_do_all_of_one_optimizer_step_and_little_of_many() -> None:
+    assert cm.ahead_share(1, 1) == 1.0
+    assert cm.ahead_share(4, 1) == pytest.approx(0.4)
+    assert cm.ahead_share(1, 2) == pytest.approx(0.5)
+    assert cm.ahead_share(1, 1, gradients=False) == 0.0
+    assert cm.ahead_share(4, 1, gradients=False) == pytest.approx(0.2)
