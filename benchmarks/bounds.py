@@ -35,7 +35,7 @@ def bounds(step: Step, pace: Pace, actors: int) -> Bounds:
             id=sample,
             group=int(sample.split("/")[1]),
             tokens=length,
-            prompt_tokens=step.prompt_tokens[sample],
+            prompt_tokens=len(step.prompts[sample].tokens),
             forecast=certain(length),
         )
         for sample, length in lengths.items()

@@ -141,14 +141,16 @@ class Measured:
         }
 
 
-def paced_spec(case: Case, chosen: Strategy, model: Path, data: Path) -> dict[str, Any]:
+def paced_spec(
+    case: Case, chosen: Strategy, model: Path, data: Path, actors: int = ACTORS
+) -> dict[str, Any]:
     recipe = case.recipe
     return {
         "model": {"path": str(model)},
         "dataset": {"path": str(data), "shuffle": False},
         "rewards": [{"python": "benchmarks.paced.scoring:paced", "name": "paced"}],
         "algorithm": {"name": "grpo", "group_size": recipe.group, "kl": {"coefficient": 0.01}},
-        "rollout": {"max_tokens": recipe.longest, "max_instances": ACTORS},
+        "rollout": {"max_tokens": recipe.longest, "max_instances": actors},
         "training": {
             "steps": case.steps,
             "prompts_per_step": recipe.prompts,
