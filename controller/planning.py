@@ -20,15 +20,16 @@ from controller.learning import PolicyState
 from controller.rollout_stats import RolloutStats
 from prefix_cache.plan import PrefixPlan, plan_prefixes
 from prefix_cache.segments import PrefixCosts
-from prefix_cache.tree import build_tree
+from prefix_cache.tree import PrefixTree, build_tree
 from rlhfless.seeds import derive
 from rlhfless.spec import JobSpec
 from scaling import actors, cost_model, lengths
-from scaling.actors import ActorDecision, Situation
+from scaling.actors import ActorDecision
 from scaling.cost_model import CostModel
 from scaling.forecasts import Forecast
-from scaling.items import Item
+from scaling.items import Items
 from scaling.lengths import LengthState
+from scaling.plans import Situation, static_reference
 from scaling.work import Capacity, Prefixes
 
 
@@ -83,7 +84,7 @@ class RolloutPlan:
     measures in; None before anything was measured. ``prefixes`` None: no keys and values are shared
     between instances. ``load_s``: group -> seconds to load its prompt, where that pays and some
     instance stores it. ``capacity``: of one instance.
-    ``training_share``: of the batch's tokens, what overlap leaves to the train call."""
+    ``training_share``: of the update's work, what overlap leaves to the train call."""
 
     decision: ActorDecision | None
     forecasts: Mapping[str, Forecast]
@@ -118,16 +119,13 @@ def plan_rollout(
     cost = cost_model.fit(state.costs)
     if not samples:
         return RolloutPlan(None, forecasts, cost)
-    items = [
-        Item(
-            id=s.id,
-            group=s.group,
-            tokens=(known := forecasts[prompts[s.group].key]).mean,
-            prompt_tokens=len(s.prompt),
-            forecast=known,
-        )
-        for s in samples
-    ]
+    items = Items.fresh(
+        [sample.id for sample in samples],
+        [sample.group for sample in samples],
+        [forecasts[prompt.key] for prompt in prompts],
+        [len(prompt.tokens) for prompt in prompts],
+    )
+    tree = _tree(spec, prompts)
     load_s = _loads(spec, prompts, cost, state)
     most = spec.rollout.max_instances
     situation = Situation(
@@ -142,16 +140,14 @@ def plan_rollout(
         early_release=scheduling.early_release,
         slowest=spec.objective.max_slowdown or math.inf,
         capacity=_capacity(spec, state),
-        prefixes=Prefixes(
-            dedup=scheduling.dedup_prefill, load_s=load_s, segments=_segments(spec, prompts)
-        ),
+        prefixes=Prefixes(dedup=scheduling.dedup_prefill, load_s=load_s, segments=_segments(tree)),
         seed=derive(spec.seed, "assignment", samples[0].id),
     )
     reference = None
     if "decode" in cost.measured:
-        reference = actors.static_reference(items, situation)
+        reference = static_reference(items, situation)
     decision = actors.choose(items, replace(situation, reference=reference))
-    prefixes = _prefixes(spec, samples, prompts, decision, cost, state)
+    prefixes = _prefixes(spec, samples, prompts, decision, cost, state, tree)
     share = state.training_share if spec.training.overlap else 1.0
     return RolloutPlan(
         decision=decision,
@@ -170,8 +166,8 @@ def forecast_lengths(
 ) -> dict[str, Forecast]:
     """By prompt key; the same for every prompt where lengths are not to be predicted."""
     known = state.lengths if spec.scheduling.predict_lengths else LengthState()
-    limit = spec.rollout.max_tokens
-    return {p.key: lengths.forecast(known, p.key, len(p.tokens), limit) for p in prompts}
+    sizes = {prompt.key: len(prompt.tokens) for prompt in prompts}
+    return lengths.forecasts(known, sizes, spec.rollout.max_tokens)
 
 
 def _strategies(assignment: str) -> tuple[str, ...]:
@@ -222,14 +218,22 @@ def _stored(
     }
 
 
-def _segments(spec: JobSpec, prompts: Sequence[Prompt]) -> dict[int, tuple[tuple[int, int], ...]]:
-    """Group -> its prompt as (node of the prefix tree, tokens)."""
+def _tree(spec: JobSpec, prompts: Sequence[Prompt]) -> PrefixTree | None:
+    """What prompts have in common; None where they share nothing."""
     if not _shares_prefixes(spec):
+        return None
+    return build_tree([prompt.tokens for prompt in prompts], spec.scheduling.block_tokens)
+
+
+def _segments(tree: PrefixTree | None) -> dict[int, tuple[tuple[int, int], ...]]:
+    """Group -> of its prompt (node of the prefix tree, tokens) that others share."""
+    if tree is None:
         return {}
-    tree = build_tree([prompt.tokens for prompt in prompts], spec.scheduling.block_tokens)
+    sizes = [node.end - node.start if len(node.prompts) > 1 else 0 for node in tree.nodes]
     return {
-        group: tuple((n, tree.nodes[n].end - tree.nodes[n].start) for n in tree.path(group))
-        for group in range(len(prompts))
+        group: path
+        for group in range(len(tree.last))
+        if (path := tuple((n, sizes[n]) for n in tree.path(group) if sizes[n]))
     }
 
 
@@ -244,6 +248,7 @@ def _prefixes(
     decision: ActorDecision,
     cost: CostModel,
     state: PolicyState,
+    tree: PrefixTree | None,
 ) -> PrefixPlan | None:
     """What is stored for others to load; None where nothing can be, or nothing is known yet."""
     scheduling = spec.scheduling
@@ -272,6 +277,7 @@ def _prefixes(
         block_tokens=scheduling.block_tokens,
         max_bytes=scheduling.kv_store_mb << 20,
         moved=state.moved_share if scheduling.migrate else 0.0,
+        tree=tree,
     )
 
 

@@ -1,7 +1,7 @@
 """Which actor generates which sample: the candidate plans.
 
 Each strategy deals every sample out exactly once over at most ``num_actors`` actors, none of them
-empty; ``scaling.actors`` scores the candidates with the cost model. Within an actor the longest
+empty; ``scaling.plans`` scores the candidates with the cost model. Within an actor the longest
 come first, so that where samples queue none of them is left for last (``random`` has an order of
 its own).
 
@@ -29,7 +29,7 @@ import numpy as np
 from scaling.arrays import Floats, Ints
 from scaling.items import Dealing, Items
 
-MOST_PARTS = 1024
+MOST_PARTS = 512
 """Samples times actors up to which work is balanced by Karmarkar-Karp. Its cost grows with this
 product, and what it gains over largest first is at most what a sample weighs, hardly anything where
 an actor has many."""
@@ -48,10 +48,10 @@ def balanced(items: Items, num_actors: int, work: Floats) -> Dealing:
     number = _number(items, num_actors)
     heaviest_first = np.argsort(-work, kind="stable")
     weights = work[heaviest_first].tolist()
-    if len(weights) * number <= MOST_PARTS:
+    if 1 < number <= MOST_PARTS / len(weights):
         dealt = _largest_differencing(weights, number)
     else:
-        dealt = _largest_first(weights, [0.0] * len(weights), number)
+        dealt = _largest_first(weights, [0.0] * number, number)
     owner = np.empty(len(items), np.int64)
     owner[heaviest_first] = dealt
     return _dealing(items, owner, number)
@@ -115,10 +115,9 @@ def group_affine(items: Items, num_actors: int, work: Floats) -> Dealing:
         unit = _halved(items, work, number)
         loads = np.bincount(unit, work)
     heaviest_first = np.argsort(-loads, kind="stable")
-    sizes = np.bincount(unit)[heaviest_first].tolist()
     owner_of = np.empty(len(loads), np.int64)
     weights = loads[heaviest_first].tolist()
-    owner_of[heaviest_first] = _largest_first(weights, [0.0] * number, number, sizes)
+    owner_of[heaviest_first] = _largest_first(weights, [0.0] * number, number)
     return _dealing(items, owner_of[unit], number)
 
 
@@ -128,23 +127,18 @@ def _dealing(items: Items, owner: Ints, number: int) -> Dealing:
     return Dealing(order, owner[order], number)
 
 
-def _largest_first(
-    weights: Sequence[float], extra: Sequence[float], number: int, sizes: Sequence[int] = ()
-) -> list[int]:
-    """Each of ``weights`` (descending) to the least loaded of ``number`` actors; of equally loaded
-    ones to that with the fewest samples (``sizes`` of each weight, else 1). The first on an actor
-    weighs its ``extra`` more."""
-    first = zip(weights[:number], extra[:number], strict=True)
-    heap: list[tuple[float, int, int]] = [
-        (weight + more, sizes[index] if sizes else 1, index)
-        for index, (weight, more) in enumerate(first)
-    ]
+def _largest_first(weights: Sequence[float], extra: Sequence[float], number: int) -> list[int]:
+    """Each of ``weights`` (descending) to the least loaded of ``number`` actors. The first on an
+    actor weighs its ``extra`` more."""
+    if not weights[0]:  # what takes no time is dealt out evenly
+        weights = [1.0] * len(weights)
+    first = zip(weights[:number], extra, strict=True)
+    heap = [(weight + more, index) for index, (weight, more) in enumerate(first)]
     heapq.heapify(heap)
-    owners = list(range(len(heap)))
-    for place in range(number, len(weights)):
-        load, size, index = heap[0]
-        size += sizes[place] if sizes else 1
-        heapq.heapreplace(heap, (load + weights[place], size, index))
+    owners = list(range(number))
+    for weight in weights[number:]:
+        load, index = heap[0]
+        heapq.heapreplace(heap, (load + weight, index))
         owners.append(index)
     return owners
 

@@ -14,7 +14,7 @@ from typing import overload
 import numpy as np
 
 from scaling.arrays import Floats, Ints
-from scaling.forecast_table import ForecastTable
+from scaling.forecast_table import NEVER, ForecastTable
 from scaling.forecasts import Forecast
 
 
@@ -86,6 +86,31 @@ class Items:
             most=table.support.max(axis=1),
         )
 
+    @classmethod
+    def fresh(
+        cls,
+        ids: Sequence[str],
+        group: Sequence[int],
+        forecasts: Sequence[Forecast],
+        prompt_tokens: Sequence[int],
+    ) -> Items:
+        """Samples not begun: ``group`` of each; ``forecasts`` and ``prompt_tokens`` by group."""
+        groups, place = np.unique(np.array(group, np.int64), return_inverse=True)
+        used = [forecasts[label] for label in groups.tolist()]
+        table = ForecastTable.of(used)
+        sizes = np.array([prompt_tokens[label] for label in groups.tolist()], np.float64)
+        return cls(
+            ids=tuple(ids),
+            remaining=np.maximum(1.0, table.mean)[place],
+            prompt_tokens=sizes[place],
+            generated=np.zeros(len(place)),
+            group=place,
+            groups=groups,
+            forecast=place,
+            log_within=table.log_within(),
+            most=table.support.max(axis=1),
+        )
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -94,6 +119,11 @@ class Items:
         """``[N]``: tokens attended to until the sample ends."""
         before = self.prompt_tokens + self.generated
         return before * self.remaining + self.remaining**2 / 2
+
+    @cached_property
+    def least_columns(self) -> int:
+        """Points of the grid within which no sample ends."""
+        return int((self.log_within <= NEVER).all(axis=0).sum()) if len(self.most) else 0
 
     @cached_property
     def longest_first(self) -> Ints:

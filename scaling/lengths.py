@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from scaling.forecasts import Forecast, quantile_blocks
 
@@ -66,18 +67,28 @@ def predict(state: LengthState, prompt: str, max_tokens: int, prompt_tokens: int
 
 def forecast(state: LengthState, prompt: str, prompt_tokens: int, max_tokens: int) -> Forecast:
     """The distribution of lengths of responses to ``prompt`` (of ``prompt_tokens`` tokens)."""
-    centre = predict(state, prompt, max_tokens, prompt_tokens)
-    known = prompt in state.means
-    own = state.ratios if known else state.cold_ratios
+    return forecasts(state, {prompt: prompt_tokens}, max_tokens)[prompt]
+
+
+def forecasts(
+    state: LengthState, prompts: Mapping[str, int], max_tokens: int
+) -> dict[str, Forecast]:
+    """The same for many; ``prompts``: key -> tokens."""
     # Before any of its own kind the other kind's ratios say more than the uniform guess.
-    ratios = quantile_blocks(own or state.cold_ratios or state.ratios or UNKNOWN, SUPPORT)
-    between = state.between if known else state.cold_between
-    return Forecast(
-        support=tuple(min(max(1.0, centre * ratio), float(max_tokens)) for ratio in ratios),
-        max_tokens=max_tokens,
-        between=UNKNOWN_VARIANCE if between is None else between,
-        scatter=UNKNOWN_VARIANCE if state.scatter is None else state.scatter,
-    )
+    old = np.array(quantile_blocks(state.ratios or state.cold_ratios or UNKNOWN, SUPPORT))
+    new = np.array(quantile_blocks(state.cold_ratios or state.ratios or UNKNOWN, SUPPORT))
+    found: dict[str, Forecast] = {}
+    for prompt, prompt_tokens in prompts.items():
+        known = prompt in state.means
+        between = state.between if known else state.cold_between
+        lengths = predict(state, prompt, max_tokens, prompt_tokens) * (old if known else new)
+        found[prompt] = Forecast(
+            support=tuple(lengths.clip(1.0, max_tokens).tolist()),
+            max_tokens=max_tokens,
+            between=UNKNOWN_VARIANCE if between is None else between,
+            scatter=UNKNOWN_VARIANCE if state.scatter is None else state.scatter,
+        )
+    return found
 
 
 def update(

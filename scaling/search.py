@@ -29,7 +29,9 @@ def spread(low: int, high: int, kinks: Iterable[int] = ()) -> list[int]:
 
 
 def refine(
-    tried: list[int], score: Callable[[int], tuple[float, float]], attempt: Callable[[int], None]
+    tried: list[int],
+    score: Callable[[int], tuple[float, float]],
+    attempt: Callable[[list[int]], None],
 ) -> None:
     """Add to ``tried`` (ascending) by ``attempt`` what lies beside the best ``score``."""
     while len(tried) < MOST_TRIED:
@@ -41,6 +43,6 @@ def refine(
         new = [number for number in new if number not in tried]
         if not new:
             return
+        attempt(new)
         for number in new:
-            attempt(number)
             tried.insert(bisect_left(tried, number), number)

@@ -22,6 +22,7 @@ import numpy as np
 
 from scaling.arrays import Bools, Floats, Ints, sums_by
 from scaling.cost_model import CostModel
+from scaling.forecast_table import NEVER
 from scaling.items import Dealing, Items
 from scaling.tails import Finish, longest
 
@@ -110,13 +111,16 @@ def finishes(
         )
         starts = np.flatnonzero(np.diff(actor, prepend=-1))
         most[actor[starts]] = np.maximum.reduceat(items.most[forecast], starts)
+        # Nobody ends within the first points of the grid.
+        begin = items.least_columns
+        logs[actor[starts], :begin] = NEVER
         if actors * len(items.most) <= _DENSE * len(actor):
             table = np.zeros((actors, len(items.most)))
             table[actor, forecast] = number
-            logs = table @ items.log_within
+            logs[:, begin:] = table @ items.log_within[:, begin:]
         else:
-            each = items.log_within[forecast] * number[:, None]
-            logs[actor[starts]] = np.add.reduceat(each, starts, axis=0)
+            each = items.log_within[:, begin:][forecast] * number[:, None]
+            logs[actor[starts], begin:] = np.add.reduceat(each, starts, axis=0)
     return Finish(rest_s, iteration_s, longest(logs, most, floor))
 
 
@@ -134,11 +138,11 @@ def prefill_seconds(items: Items, stack: Stack, cost: CostModel, prefixes: Prefi
     actor, group, _ = _pairs(stack.actor, items.group[stack.sample], len(items.groups))
     tokens = items.group_tokens[group]
     if prefixes.segments:
-        tokens = tokens - _shared(items, stack, prefixes, actor, group)
+        tokens = tokens - _shared(items, prefixes, actor, group)
     labels = items.groups.tolist()
     load_s = np.array([prefixes.load_s.get(label, np.inf) for label in labels])[group]
     stored = np.array([label in prefixes.stored for label in labels])[group]
-    elsewhere = stored | ~_first_of_plan(stack.plan[actor] * len(labels) + group)
+    elsewhere = stored | ~_first(stack.plan[actor] * len(labels) + group)
     loads = elsewhere & (load_s < token_s * tokens)
     computed = again + sums_by(actor, np.where(loads, 0.0, tokens), actors)
     loading = sums_by(actor, np.where(loads, load_s, 0.0), actors)
@@ -157,50 +161,32 @@ def _pairs(actor: Ints, kind: Ints, kinds: int) -> tuple[Ints, Ints, Ints]:
     return found // kinds, found % kinds, number
 
 
-def _first_of_plan(keys: Ints) -> Bools:
-    """``[K]``: whether a pair is the first with its key."""
+def _first(keys: Ints) -> Bools:
+    """``[K]``: whether a key is the first of its kind."""
     first = np.zeros(len(keys), np.bool_)
-    first[np.unique(keys, return_index=True)[1]] = True
+    if keys.max(initial=0) <= _DENSE * len(keys):
+        place = np.empty(int(keys.max(initial=0)) + 1, np.int64)
+        place[keys[::-1]] = np.arange(len(keys))[::-1]  # the last to be written is the first
+        first[place[keys]] = True
+    else:
+        first[np.unique(keys, return_index=True)[1]] = True
     return first
 
 
-def _shared(items: Items, stack: Stack, prefixes: Prefixes, actor: Ints, group: Ints) -> Floats:
-    """``[K]``: tokens of a group's prompt that are on the actor with a group it has before."""
-    use: dict[int, int] = {}
-    for path in prefixes.segments.values():
-        for segment, _ in path:
-            use[segment] = use.get(segment, 0) + 1
-    # Segments of one group alone are shared with nobody.
-    paths = [
-        [(segment, size) for segment, size in prefixes.segments.get(label, ()) if use[segment] > 1]
-        for label in items.groups.tolist()
-    ]
+def _shared(items: Items, prefixes: Prefixes, actor: Ints, group: Ints) -> Floats:
+    """``[K]``: tokens of a group's prompt that are on the actor with a group before it."""
+    paths = [prefixes.segments.get(label, ()) for label in items.groups.tolist()]
     lengths = np.array([len(path) for path in paths])
-    segments = np.array([segment for path in paths for segment, _ in path], np.int64)
     sizes = np.array([size for path in paths for _, size in path], np.float64)
-    if not len(segments):
+    if not len(sizes):
         return np.zeros(len(actor))
-    rank = _admitted(items, stack, actor, group)
-    actor, group = actor[rank], group[rank]
+    _, segments = np.unique([segment for path in paths for segment, _ in path], return_inverse=True)
+    # A row for each segment of each pair.
     pair = np.repeat(np.arange(len(actor)), lengths[group])
-    starts = np.cumsum(lengths) - lengths
-    within = np.arange(len(pair)) - np.repeat(
-        np.cumsum(lengths[group]) - lengths[group], lengths[group]
-    )
-    entry = np.repeat(starts[group], lengths[group]) + within
-    first = _first_of_plan(actor[pair] * (segments.max() + 1) + segments[entry])
-    shared = np.zeros(len(actor))
-    shared[rank] = sums_by(pair, np.where(first, 0.0, sizes[entry]), len(actor))
-    return shared
-
-
-def _admitted(items: Items, stack: Stack, actor: Ints, group: Ints) -> Ints:
-    """``[K]``: the pairs by actor, and the groups of an actor as its samples are admitted."""
-    kinds = len(items.groups)
-    keys = stack.actor * kinds + items.group[stack.sample]
-    found, place = np.unique(keys, return_index=True)
-    first = place[np.searchsorted(found, actor * kinds + group)]
-    return np.lexsort((first, actor))
+    within = np.arange(len(pair)) - (np.cumsum(lengths[group]) - lengths[group])[pair]
+    entry = (np.cumsum(lengths) - lengths)[group][pair] + within
+    first = _first(actor[pair] * (segments.max() + 1) + segments[entry])
+    return sums_by(pair, np.where(first, 0.0, sizes[entry]), len(actor))
 
 
 def _floor(items: Items, stack: Stack, capacity: Capacity) -> Floats:
@@ -217,22 +203,34 @@ def _floor(items: Items, stack: Stack, capacity: Capacity) -> Floats:
     if room:
         crowded |= stack.sums(need) > room
     if crowded.any():
+        # Whoever they are, so many rows fit.
+        roomy = not room or bool(rows and np.sort(need)[-rows:].sum() <= room)
         rank = np.flatnonzero(crowded[stack.actor])
         rank = rank[np.argsort(stack.actor[rank], kind="stable")]
-        ends = np.cumsum(count[crowded])
-        which = np.flatnonzero(crowded).tolist()
-        for actor, samples in zip(which, np.split(stack.sample[rank], ends[:-1]), strict=True):
-            floor[actor] = _listed(
-                items.remaining[samples].tolist(), need[samples].tolist(), rows, room
-            )
+        ends = np.cumsum(count[crowded]).tolist()
+        lengths, needs = items.remaining[stack.sample[rank]].tolist(), need[stack.sample[rank]]
+        for actor, start, end in zip(
+            np.flatnonzero(crowded).tolist(), [0, *ends], ends, strict=False
+        ):
+            if roomy:
+                floor[actor] = _in_rows(lengths[start:end], rows)
+            else:
+                floor[actor] = _in_room(lengths[start:end], needs[start:end].tolist(), rows, room)
     return floor
 
 
-def _listed(lengths: list[float], needs: list[float], rows: int, room: float) -> float:
-    """Iterations of list scheduling: the next in order enters as soon as it fits; one that fits
-    nowhere runs alone."""
+def _in_rows(lengths: list[float], rows: int) -> float:
+    """Iterations of list scheduling: the next in order enters when a row is free."""
+    ends = sorted(lengths[:rows])
+    for length in lengths[rows:]:
+        heapq.heapreplace(ends, ends[0] + length)
+    return max(ends)
+
+
+def _in_room(lengths: list[float], needs: list[float], rows: int, room: float) -> float:
+    """The same where memory is short: the next enters as soon as it fits; one that fits nowhere
+    runs alone."""
     rows = rows or len(lengths)
-    room = room or float("inf")
     running: list[tuple[float, float]] = []
     held = now = 0.0
     for length, need in zip(lengths, needs, strict=True):

@@ -10,8 +10,9 @@ from typing import Any
 from controller.planning import RolloutPlan
 from controller.standby import Standby
 from rlhfless.messages import FunctionName
-from scaling.actors import ActorDecision, ActorPlan
+from scaling.actors import ActorDecision
 from scaling.cost_model import CostModel
+from scaling.plans import ActorPlan
 from scaling.release import SAFETY
 
 COLD_S = 2.0

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling import actors
-from scaling.actors import NEAR, STRATEGIES, ActorPlan, Situation, choose, static_reference
+from scaling import plans
+from scaling.actors import NEAR, choose
 from scaling.cost_model import PRIORS, CostModel
 from scaling.forecasts import Forecast
 from scaling.items import Dealing, Item, Items
+from scaling.plans import STRATEGIES, ActorPlan, Situation, static_reference
 from scaling.work import Capacity, Prefixes
 
 COST = CostModel(
@@ -34,7 +35,7 @@ def evaluate(
     samples = [item for actor in assignment for item in actor]
     owner = np.repeat(np.arange(len(assignment)), [len(actor) for actor in assignment])
     dealing = Dealing(np.arange(len(samples)), owner, len(assignment))
-    return actors.evaluate(Items.of(samples), [(strategy, dealing)], situation, reference)[0]
+    return plans.evaluate(Items.of(samples), [(strategy, dealing)], situation, reference)[0]
 
 
 def score(plan: ActorPlan) -> float:
@@ -122,7 +123,7 @@ def test_long_prompts_keep_groups_together_unless_they_can_be_loaded() -> None:
         assert len(holders) == 1
     loaded = replace(costly, prefixes=Prefixes(load_s=dict.fromkeys(range(4), 1e-4)))
     reference = static_reference(items, costly)
-    dealing = actors.candidates(Items.of(items), 4, "balanced", costly)[0]
+    dealing = plans.candidates(Items.of(items), 4, "balanced", costly)[0]
     balanced = [[items[place] for place in actor.tolist()] for actor in dealing.by_actor()]
     assert score(evaluate(balanced, "", loaded, reference)) < score(
         evaluate(balanced, "", costly, reference)
@@ -271,3 +272,64 @@ def test_the_reason_says_when_lower_scores_were_too_slow() -> None:
     assert score(bound.chosen) > min(map(score, bound.alternatives))
     assert "those that take no more than 0.34 s (objective.max_slowdown)" in bound.reason
     assert "no plan keeps within" in choose(ITEMS, replace(cheap, slowest=0.5)).reason
+
+
+def many(seed: int) -> tuple[list[Item], Situation]:
+    """A step of some hundred samples with tails, capacity, cold starts or prefixes to share."""
+    rng = random.Random(seed)
+    size, prompt = rng.choice([4, 8]), rng.choice([20, 400, 2000])
+    items = []
+    for group in range(rng.choice([24, 64])):
+        centre = min(1500.0, rng.lognormvariate(5.5, 0.6))
+        support = tuple(sorted(min(2000.0, centre * rng.lognormvariate(0, 0.8)) for _ in range(24)))
+        known = Forecast(tuple(max(1.0, length) for length in support), 2000)
+        names = [f"{group}/{k}" for k in range(size)]
+        items += [Item(name, group, known.mean, prompt, forecast=known) for name in names]
+    token_s = 10 ** rng.uniform(-5, -3)
+    cost = CostModel(
+        coefficients={**PRIORS, "decode": (0.02, token_s, 1e-8), "prefill": (0.02, 1e-4)},
+        measured=frozenset({"decode", "prefill"}),
+    )
+    most = rng.choice([24, 48])
+    situation = Situation(
+        max_actors=most,
+        cost=cost,
+        time_weight=rng.choice([0.0, 0.3, 0.5, 0.8, 1.0]),
+        num_warm=rng.choice([most, most // 3]),
+        cold_start_s=rng.choice([0.0, 5.0]),
+        capacity=Capacity(max_batch=rng.choice([0, 16])),
+        slowest=rng.choice([1.2, float("inf")]),
+        prefixes=Prefixes(load_s=rng.choice([{}, dict.fromkeys(range(64), 0.01)])),
+    )
+    return items, replace(situation, reference=static_reference(items, situation))
+
+
+def test_searching_numbers_finds_what_trying_all_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    ratios = []
+    for seed in range(24):
+        items, situation = many(seed)
+        decisions = []
+        for limit in (0, 10**9):
+            monkeypatch.setattr("scaling.actors.EXACT", limit)
+            decisions.append(choose(items, situation))
+        found, exact = decisions
+        assert len({p.num_actors for p in exact.alternatives}) == situation.max_actors
+        tried = len({p.num_actors for p in found.alternatives})
+        assert f"; {tried} of {situation.max_actors} numbers of actors were tried" in found.reason
+        limit_s = situation.slowest * (situation.reference or (0.0, 0.0))[0]
+        if (exact.chosen.seconds or 0.0) <= limit_s:
+            assert (found.chosen.seconds or 0.0) <= limit_s
+        ratios.append(score(found.chosen) / score(exact.chosen))
+    assert max(ratios) < 1.012
+    assert sum(ratios) / len(ratios) < 1.002
+
+
+def test_of_near_equals_the_one_that_holds_least_is_taken() -> None:
+    # One response takes nearly all the time; the others fit beside it, on one actor or on three.
+    items = [Item("long", 0, 1000.0), *(Item(str(i), 1 + i, 10.0) for i in range(6))]
+    cost = CostModel(coefficients={**PRIORS, "decode": (0.1, 1e-4, 0)}, measured=COST.measured)
+    decision = choose(items, replace(SITUATION, cost=cost, time_weight=1.0))
+    quickest = min(decision.alternatives, key=score)
+    assert decision.chosen.num_actors == 1 < quickest.num_actors
+    assert score(decision.chosen) <= score(quickest) * (1 + NEAR)
+    assert "fewest function-seconds within 0.5 % of the lowest score" in decision.reason
