@@ -6,13 +6,11 @@ from rlhfless.spec import JobSpec
 from simulator.cluster import Cluster
 from simulator.known_clusters import default_cluster
 from simulator.result import Simulation
+from simulator.sampling import FEWEST
 from simulator.scenario import Scenario
 from simulator.scenario_file import make_scenario
 from simulator.simulate import Options, simulate
 from simulator.strategies import apply
-
-STEPS = 3
-"""Simulated, spread over the job."""
 
 
 def estimate(
@@ -29,5 +27,5 @@ def estimate(
         cluster,
         scenario or make_scenario(spec),
         strategy=spec.scheduling.strategy,
-        options=Options(seed=spec.seed, max_steps=STEPS),
+        options=Options(seed=spec.seed, max_steps=FEWEST),
     )

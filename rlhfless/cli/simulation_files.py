@@ -23,15 +23,15 @@ NAMES = ("simulation.json", "spans.csv", "report.html", "gantt.png", "cost.png",
 
 
 class Bar:
-    """Progress on stderr, if that is a terminal."""
+    """Progress on a console (None: stderr), if that is a terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         self._bar = Progress(
             TextColumn("{task.fields[what]}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=console or Console(stderr=True),
             transient=True,
         )
         self._task = self._bar.add_task("", total=None, what="")

@@ -34,13 +34,16 @@ def _ways(answer: BudgetAnswer) -> Table:
     buys = time_scale(way.seconds for way in shown)
     whole = time_scale(way.simulation.seconds for way in shown)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
-    table.add_column("way", overflow="fold", max_width=34)
     asked = several(answer.steps_asked, "step")
-    for name in ("buys steps", f"in {buys.unit}", "epochs", f"{asked}, {whole.unit}", "cost"):
+    table.add_column("strategy", overflow="fold", max_width=24)
+    heads = ("actors", "time weight", "buys steps", f"in {buys.unit}", "epochs")
+    for name in (*heads, f"{asked}, {whole.unit}", "cost"):
         table.add_column(name, justify="right")
     for way in shown:
         table.add_row(
-            escape(way.name),
+            escape(way.strategy),
+            str(way.max_instances),
+            "" if way.time_weight is None else f"{way.time_weight:g}",
             f"{way.steps:,}",
             buys.show(way.seconds),
             f"{way.epochs:.2g}",

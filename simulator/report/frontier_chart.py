@@ -8,7 +8,7 @@ from simulator.report.palette import LIGHT
 from simulator.report.units import held_scale, time_scale
 from simulator.sweep import Sweep
 
-LABELS = 12
+LABELS = 8
 """Points on the frontier that are named."""
 
 

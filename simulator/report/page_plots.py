@@ -18,7 +18,7 @@ LANE = 15
 AREA = 90
 STEPS = 120
 FRONTIER = 320
-NAMED = 12
+NAMED = 8
 """Most points that all have their names beside them."""
 PARTS = ("rollout", "scoring", "training", "other")
 """Of a step's time."""

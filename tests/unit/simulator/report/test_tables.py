@@ -134,7 +134,7 @@ def test_a_sweep_marks_its_frontier_and_knee() -> None:
 def test_a_long_sweep_keeps_to_a_page() -> None:
     text = sweep_shown(max_instances(range(4, 500, 4)))
     assert "(41 of 124 points)" in text
-    assert len(text.splitlines()) < 50
+    assert len(text.splitlines()) < 55
     assert "<- knee" in text
 
 
@@ -152,4 +152,4 @@ def test_a_budget(fits: bool) -> None:
     text = shown(budget_table.show(Report((simulation(),), None, None, answer), answer))
     assert "for $50.00" in text
     assert answer.sentence in " ".join(text.split())
-    assert row(text, "rlhfless with up to 8 actors")[:1] == ["78"]
+    assert row(text, "rlhfless ")[:2] == ["8", "78"]
