@@ -10,6 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+SHARED = 4
+"""When nothing more will come and everybody waits, a call is worth making for a quarter as much."""
+
 
 class Shadow:
     """Feeds ``score`` with batches of sample ids.
@@ -33,6 +36,7 @@ class Shadow:
         self._early = early
         self._pending: list[str] = []
         self._closed = False
+        self._share = min_batch
         self._changed = asyncio.Condition()
 
     async def add(self, sample_ids: Sequence[str]) -> None:
@@ -47,6 +51,8 @@ class Shadow:
         """Nothing more will be added."""
         async with self._changed:
             self._closed = True
+            equal = -(-len(self._pending) // self._workers)
+            self._share = max(self._min_batch // SHARED, equal, 1)
             self._changed.notify_all()
 
     async def run(self) -> None:
@@ -64,7 +70,7 @@ class Shadow:
             await self._changed.wait_for(lambda: self._closed or self._worth_a_call())
             size = len(self._pending)
             if self._closed and self._workers > 1:
-                size = max(self._min_batch, -(-size // self._workers))
+                size = self._share
             batch, self._pending = self._pending[:size], self._pending[size:]
             return batch
 
