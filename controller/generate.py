@@ -13,7 +13,7 @@ from controller.collector import Collector
 from controller.job import Job, Prompt
 from controller.planning import RolloutPlan
 from controller.rebalance import Rebalancer
-from controller.requests import RolloutTask, prefill_request
+from controller.requests import LOOK_S, RolloutTask, prefill_request
 from controller.rollout import Rollout
 from controller.rollout_stats import RolloutStats
 from controller.standby import Standby
@@ -22,6 +22,12 @@ from rlhfless.errors import RlhflessError
 from rlhfless.messages import PrefillDone
 
 _log = logging.getLogger(__name__)
+
+LOOKS = 100
+"""At a rollout, in its predicted time: what changes between two of them is a hundredth of it, and
+looks at a long rollout of many samples cost less than they gain."""
+MOST_S = 5.0
+"""Seconds between looks at most: a prediction may be wrong."""
 
 
 async def generate(
@@ -38,6 +44,8 @@ async def generate(
     forecasts = {g: plan.forecasts[prompt.key] for g, prompt in enumerate(prompts)}
     rebalancer = Rebalancer(job, plan, forecasts, plan.load_s)
     prefills: list[PrefillDone] = []
+    look_s = _look_s(plan)
+    task = replace(task, progress_s=look_s)
     if plan.prefixes is not None:
         cuts = zip(prompts, plan.prefixes.cuts, strict=True)
         task = replace(
@@ -63,10 +71,16 @@ async def generate(
         await thinned(rollout)
 
     rollout = Rollout(job, task, collector, on_finished, thinned)
-    stats = await rollout.run(plan.assignment, watch)
+    stats = await rollout.run(plan.assignment, watch, look_s)
     for done in prefills:
         stats.add_prefill(done)
     return stats
+
+
+def _look_s(plan: RolloutPlan) -> float:
+    """Seconds between reports of the engines, and between looks at them."""
+    predicted_s = None if plan.decision is None else plan.decision.chosen.seconds
+    return LOOK_S if predicted_s is None else min(MOST_S, max(LOOK_S, predicted_s / LOOKS))
 
 
 async def _prefill(

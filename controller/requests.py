@@ -41,9 +41,8 @@ _ADVANTAGE = {
     "reinforce_pp": "batch_norm",
     "ppo": "gae",
 }
-
-PROGRESS_S = 0.25
-"""Seconds between an engine's reports of its load."""
+LOOK_S = 0.25
+"""Seconds between looks at a rollout whose length nobody knows; no look is more often."""
 
 
 def call_info(job: Surroundings, step: int, function: FunctionName, shard: str) -> CallInfo:
@@ -66,7 +65,8 @@ def model_ref(job: Surroundings, version: int) -> ModelRef:
 @dataclass(frozen=True)
 class RolloutTask:
     """What to generate, with which version; ``name`` tells calls of one step apart. ``cuts``:
-    where a prompt's stored segments end; prompts that are missing have none."""
+    where a prompt's stored segments end; prompts that are missing have none. ``progress_s``:
+    between an engine's reports of its load."""
 
     step: int
     version: int
@@ -75,6 +75,7 @@ class RolloutTask:
     cuts: Mapping[tuple[int, ...], list[int]] = field(default_factory=dict)
     load: bool = True
     publish: bool = False
+    progress_s: float = LOOK_S
 
     def cuts_of(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         return [self.cuts.get(tuple(prompt), []) for prompt in prompts]
@@ -106,7 +107,7 @@ def rollout_request(
             if task.cuts
             else None
         ),
-        progress_s=PROGRESS_S,
+        progress_s=task.progress_s,
     )
 
 
