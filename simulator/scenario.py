@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controller.job import Prompt
-from simulator.measurements import Measurements
+from rlhfless.measurements import Measurements
 from simulator.drafting import Drafting
 from simulator.model_shape import ModelShape
 from simulator.workload import Workload

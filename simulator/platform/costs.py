@@ -1,6 +1,6 @@
 """What the work of a job's functions takes on a cluster: seconds, bytes and accelerators.
 
-The roofline says it, and measurements (``simulator.measurements``) where there are some. What
+The roofline says it, and measurements (``rlhfless.measurements``) where there are some. What
 neither knows is assumed, and ``assumptions`` says so.
 """
 
