@@ -14,6 +14,7 @@ import asyncio
 import math
 import random
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,8 +121,9 @@ class SimulatedPlatform:
         instance = await self._acquire(slots)
         try:
             if isinstance(request, RolloutRequest):
-                async for frame in self._rollout(instance, request):
-                    yield frame
+                async with aclosing(self._rollout(instance, request)) as frames:
+                    async for frame in frames:
+                        yield frame
                 return
             began_s = _now()
             loaded_s = await instance.load()
@@ -203,8 +205,9 @@ class SimulatedPlatform:
         name = (request.call.job, request.call.id)
         self._running[name] = call
         try:
-            async for frame in call.frames():
-                yield frame
+            async with aclosing(call.frames()) as frames:
+                async for frame in frames:
+                    yield frame
         finally:
             if self._running.get(name) is call:
                 del self._running[name]
