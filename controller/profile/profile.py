@@ -15,12 +15,13 @@ import msgspec
 from controller import learning
 from controller.calibration import calibrate
 from controller.collector import FinishedSample
+from controller.deployments import deployments
 from controller.dispatch import Dispatcher, RetryPolicy
 from controller.homes import cannot_make_temporary_folder
 from controller.job import Surroundings
 from controller.learning import EngineLimits
 from controller.ledger import Ledger
-from controller.local_run import deployments, load_data
+from controller.local_run import load_data
 from controller.planning import StepPlan
 from controller.platforms.local import LocalOptions, LocalPlatform
 from controller.profile.calls import Calls

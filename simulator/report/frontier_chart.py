@@ -5,7 +5,7 @@ from __future__ import annotations
 from simulator.report.charts import new_figure, save
 from simulator.report.contents import Report, label, told_apart
 from simulator.report.palette import LIGHT
-from simulator.report.units import held_scale, time_scale
+from simulator.report.units import held_scale, room_around, time_scale
 from simulator.sweep import Sweep
 
 LABELS = 8
@@ -42,7 +42,8 @@ def draw_frontier(report: Report, sweep: Sweep, path: str) -> None:
         )
     axis.set_xlabel(f"time of the job, {times.unit}", fontsize=9)
     axis.set_ylabel("cost of the job, USD" if sweep.in_usd else f"held, {held.unit}", fontsize=9)
-    axis.margins(0.12)
+    axis.set_xlim(*room_around([x for x, _ in points]))
+    axis.set_ylim(*room_around([y for _, y in points]))
     axis.grid(color="#e3e3e0", linewidth=0.6)
     axis.set_axisbelow(True)
     axis.tick_params(labelsize=8)

@@ -9,7 +9,7 @@ from simulator.report.contents import PHASES, Report, by_function, label, told_a
 from simulator.report.markup import WIDTH, Axis, legend, plot, text
 from simulator.report.palette import LABELS
 from simulator.report.timeline import BINS, Area, Lane, Timeline, timeline
-from simulator.report.units import Scale, duration, held_scale, number, time_scale, usd
+from simulator.report.units import duration, held_scale, number, room_around, time_scale, usd
 from simulator.result import InstanceSpan, Simulation, StepFound
 from simulator.sweep import Sweep
 
@@ -210,8 +210,8 @@ def frontier(report: Report, sweep: Sweep) -> str:
     times, costs = ([point[n] for point in at] for n in (0, 1))
     held = held_scale(costs, report.noun)
     dollars = replace(held, divisor=1.0, unit="USD")
-    across = _axis(time_scale(times), times)
-    up = _axis(dollars if sweep.in_usd else held, costs)
+    across = Axis(time_scale(times), *room_around(times))
+    up = Axis(dollars if sweep.in_usd else held, *room_around(costs))
     line = " ".join(
         f"{WIDTH * across.at(at[i][0]):.1f},{FRONTIER * (1 - up.at(at[i][1])):.1f}"
         for i in sweep.frontier
@@ -222,14 +222,6 @@ def frontier(report: Report, sweep: Sweep) -> str:
     )
     told = f"Time and cost of {len(at)} points; {len(sweep.frontier)} are on the frontier"
     return plot(told, shapes, FRONTIER, up.beside(5), across.below(), dots)
-
-
-def _axis(scale: Scale, values: Sequence[float]) -> Axis:
-    """With some room around, and from 0 where that is not far."""
-    low, high = min(values), max(values)
-    room = 0.12 * (high - low) or 0.5 * high
-    begin = low - room
-    return Axis(scale, 0.0 if begin < 0.3 * high else begin, high + room)
 
 
 def _dot(report: Report, sweep: Sweep, index: int, across: float, up: float) -> str:

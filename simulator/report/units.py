@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 UNKNOWN = "unknown"
@@ -54,6 +54,15 @@ def held_scale(values: Iterable[float], noun: str) -> Scale:
 def _scale(divisor: float, unit: str, greatest: float) -> Scale:
     digits = math.floor(math.log10(greatest / divisor)) if greatest > 0 else 0
     return Scale(divisor, unit, min(6, max(0, 2 - digits)))
+
+
+def room_around(values: Sequence[float]) -> tuple[float, float]:
+    """Ends of an axis on which what is nearly the same looks nearly the same; from 0 where that is
+    not far."""
+    low, high = min(values), max(values)
+    room = max(0.12 * (high - low), 0.06 * high)
+    begin = low - room
+    return (0.0 if begin < 0.3 * high else begin), high + room
 
 
 def duration(seconds: float) -> str:

@@ -8,6 +8,7 @@ from simulator.report.units import (
     held_scale,
     number,
     percent,
+    room_around,
     several,
     share,
     time_scale,
@@ -70,3 +71,10 @@ def test_counts() -> None:
 def test_numbers_keep_three_digits(value: float) -> None:
     told = float(number(value).replace(",", ""))
     assert told == pytest.approx(value, rel=6e-3)
+
+
+def test_nearly_the_same_looks_nearly_the_same() -> None:
+    low, high = room_around([69.7, 70.5])
+    assert high - low > 10 * (70.5 - 69.7)
+    assert room_around([2.0, 100.0])[0] == 0.0
+    assert room_around([0.0, 0.0])[0] == 0.0
