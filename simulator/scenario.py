@@ -13,10 +13,10 @@ from simulator.workload import Workload
 
 @dataclass(frozen=True)
 class Scenario:
-    """``prompts`` and ``evaluation``: as ``controller.job.Data`` has them, their tokens real or made
-    up; ``workload``: lengths of the responses; ``shape``: of the model; ``measurements`` replace
-    the roofline's constants where they are given; ``drafting`` None: none. ``assumptions``: what was not known and taken
-    for granted, in words, one sentence each."""
+    """``prompts`` and ``evaluation``: as ``controller.job.Data`` has them, their tokens real or
+    made up; ``workload``: lengths of the responses; ``shape``: of the model; ``measurements``
+    replace the roofline's constants where they are given; ``drafting`` None: none.
+    ``assumptions``: what was not known and taken for granted, in words, one sentence each."""
 
     prompts: tuple[Prompt, ...]
     evaluation: tuple[Prompt, ...]
