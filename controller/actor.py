@@ -131,7 +131,7 @@ class Actor:
         async with call.lock:
             # A call that began after they were owned has them from its start.
             ids = [i for i in ids if i in call.given_up or i not in call.contents.ids]
-            if not call.steerable or not ids:
+            if call is not self.call or not call.steerable or not ids:
                 return
             call.steers += 1
             call.given_up.difference_update(ids)
@@ -149,7 +149,7 @@ class Actor:
         if call is None:
             return False
         async with call.lock:
-            if not call.steerable:
+            if call is not self.call or not call.steerable:
                 return False
             call.steers += 1
             # A sample that came back is there twice: the last one is the live one.
