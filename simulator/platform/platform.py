@@ -84,7 +84,7 @@ class SimulatedPlatform:
         self._sizes = {function: costs.places(function) for function in self._slots}
         _check_room(cluster, self._slots, self._sizes)
         nodes = make_nodes(cluster.pools.values())
-        self._shares = cluster.sharing != "exclusive"
+        self._shares = cluster.sharing == "time_shared"
         self._capacity = Capacity(nodes, unlimited=cluster.sharing == "unlimited")
         self._allotment = Allotment(
             self._capacity, self._is_awaited, self._could_sleep, self._put_to_sleep
