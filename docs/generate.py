@@ -1,6 +1,7 @@
-"""Write the generated page of the documentation: ``docs/job-spec.md``, from the model itself.
+"""Write the generated pages of the documentation from the models themselves: ``docs/job-spec.md``
+and ``docs/simulator-files.md``.
 
-``python docs/generate.py`` writes it; with ``--check`` it only says whether it is up to date.
+``python docs/generate.py`` writes them; with ``--check`` it only says whether they are up to date.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rlhfless.spec import JobSpec
+from simulator.cluster_file import ClusterSpec
+from simulator.workload_file import WorkloadSpec
 
-PAGE = Path(__file__).with_name("job-spec.md")
+DOCS = Path(__file__).parent
+PAGE = DOCS / "job-spec.md"
 HEAD = """# Job spec
 
 The same fields in YAML, over REST and in Python (`rlhfless.JobSpec`). Unknown fields are errors.
@@ -25,6 +29,16 @@ default spelt out; `--set key=value` overrides a field by its dotted path; `rlhf
 prints the JSON schema for editors.
 
 This page is generated from `rlhfless/spec.py` (`make docs`).
+"""
+FILES_PAGE = DOCS / "simulator-files.md"
+FILES_HEAD = """# Cluster files and workload files
+
+What [the simulator](simulator.md) is told of machines and of a job's data, in YAML. Unknown fields
+are errors; relative paths are relative to the file. Examples are in `examples/clusters/` and
+`examples/workloads/`.
+
+This page is generated from `simulator/cluster_file.py` and `simulator/workload_file.py`
+(`make docs`).
 """
 
 
@@ -41,7 +55,9 @@ def type_name(annotation: Any) -> str:
         inner = ", ".join(dict.fromkeys(type_name(a) for a in arguments))
         return f"list of {inner}"
     if origin is dict:
-        return "mapping"
+        held = arguments[1]
+        inner = isinstance(held, type) and issubclass(held, BaseModel)
+        return f"mapping of name to {type_name(held)}" if inner else "mapping"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return f"[section](#{annotation.__name__.lower()})"
     names = {"str": "text", "int": "integer", "float": "number", "bool": "true/false"}
@@ -106,18 +122,35 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for argument in get_args(annotation) for model in _models_in(argument)]
 
 
-def render() -> str:
+def pages() -> dict[Path, str]:
+    """What each page should hold."""
+    return {
+        PAGE: "\n".join([HEAD, *_parts(JobSpec, "The job")]),
+        FILES_PAGE: "\n".join(
+            [
+                FILES_HEAD,
+                *_parts(ClusterSpec, "The cluster file"),
+                *_parts(WorkloadSpec, "The workload file"),
+            ]
+        ),
+    }
+
+
+def _parts(model: type[BaseModel], title: str) -> list[str]:
     found: dict[type[BaseModel], str] = {}
-    sections(JobSpec, "", found)
-    parts = [section(model, f"`{path}`" if path else "The job") for model, path in found.items()]
-    return HEAD + "\n" + "\n".join(parts)
+    sections(model, "", found)
+    return [section(each, f"`{path}`" if path else title) for each, path in found.items()]
 
 
 def main() -> int:
-    text = render()
     if "--check" in sys.argv:
-        return 0 if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text else 1
-    PAGE.write_text(text, encoding="utf-8")
+        upto_date = [
+            page.exists() and page.read_text(encoding="utf-8") == text
+            for page, text in pages().items()
+        ]
+        return 0 if all(upto_date) else 1
+    for page, text in pages().items():
+        page.write_text(text, encoding="utf-8")
     return 0
 
 
