@@ -76,6 +76,7 @@ def estimate_job(
     job: str, overrides: Sequence[str], cluster: str | None, workload: str | None, as_json: bool
 ) -> None:
     """Simulate a few steps and print."""
+    from rlhfless.cli.simulation_runs import notes
     from simulator.estimate import estimate
     from simulator.known_clusters import default_cluster, find_cluster
     from simulator.report.contents import Report
@@ -84,7 +85,7 @@ def estimate_job(
     spec = load_spec(job, overrides)
     on = (find_cluster(cluster) if cluster else default_cluster(spec)).cluster()
     scenario = make_scenario(spec, workload_path=workload)
-    report = Report((estimate(spec, on, scenario),), on)
+    report = Report((estimate(spec, on, scenario),), on, notes=notes(spec, on))
     if as_json:
         _print_json(report)
         return

@@ -11,8 +11,10 @@ from rlhfless.measurements import Measurements
 from rlhfless.spec import JobSpec
 from simulator.budget import answer_budget
 from simulator.cluster import Cluster, ClusterFile
+from simulator.model_shape import load_shape
 from simulator.report.contents import Report, label, told_apart
 from simulator.result import Simulation
+from simulator.room import room_notes
 from simulator.scenario import Scenario
 from simulator.scenario_file import make_scenario
 from simulator.simulate import Options, Progress, simulate
@@ -82,7 +84,12 @@ def compared(runner: Runner, names: Sequence[str], bar: Bar) -> Report:
         found.append(runner.one(spec, on, strategy, progress))
     points = [SweepPoint(one.strategy, {}, one) for one in found]
     frontier = rank((), points) if len(points) > 2 else None
-    return Report(tuple(found), cluster, frontier)
+    return Report(tuple(found), cluster, frontier, notes=notes(runner.spec, cluster))
+
+
+def notes(spec: JobSpec, cluster: Cluster) -> tuple[str, ...]:
+    """Where the job's numbers of instances and the cluster do not go together."""
+    return tuple(room_notes(spec, cluster, load_shape(spec.model.path, spec.model.dtype)))
 
 
 def swept(runner: Runner, axes: Sequence[Axis], names: Sequence[str], bar: Bar) -> Report:

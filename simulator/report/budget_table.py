@@ -9,7 +9,7 @@ from rich.text import Text
 
 from simulator.budget import BudgetAnswer
 from simulator.report.contents import Report
-from simulator.report.table import assumptions
+from simulator.report.table import remarks
 from simulator.report.units import several, time_scale, usd
 
 ROWS = 12
@@ -24,7 +24,7 @@ def show(report: Report, answer: BudgetAnswer) -> RenderableType:
         Text(answer.sentence),
         "",
         _ways(answer),
-        *assumptions(report.simulations),
+        *remarks(report),
     )
 
 

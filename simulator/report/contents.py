@@ -31,12 +31,14 @@ class Comparison:
 @dataclass(frozen=True)
 class Report:
     """``simulations``: one or more, of the same job on the same ``cluster`` (None: not told).
-    ``sweep``: what they were chosen from, if they were; ``budget``: the answer they belong to."""
+    ``sweep``: what they were chosen from, if they were; ``budget``: the answer they belong to.
+    ``notes``: where job and cluster do not go together, in words."""
 
     simulations: tuple[Simulation, ...]
     cluster: Cluster | None = None
     sweep: Sweep | None = None
     budget: BudgetAnswer | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.simulations, "a report of nothing"

@@ -6,7 +6,7 @@ missing; the tables say the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -179,7 +179,10 @@ def _sections(report: Report) -> list[str]:
     )
     plans = [_folded(report, "step by step", one, page_tables.plans(one)) for one in runs]
     found.append(_section("Plans, and why", "What the controller decided.", *plans))
-    found.append(_section("Assumed", "Not known, and taken for granted.", _assumptions(report)))
+    if report.notes:
+        found.append(_section("Note", "", _items(report.notes)))
+    assumed = dict.fromkeys(each for one in runs for each in one.assumptions)
+    found.append(_section("Assumed", "Not known, and taken for granted.", _items(assumed)))
     found.append(_section("Given", "", *_given(report)))
     return found
 
@@ -206,8 +209,7 @@ def _section(title: str, lead: str, *parts: str) -> str:
     return f"<section>\n<h2>{text(title)}</h2>{told}\n{chr(10).join(parts)}\n</section>"
 
 
-def _assumptions(report: Report) -> str:
-    told = dict.fromkeys(each for one in report.simulations for each in one.assumptions)
+def _items(told: Collection[str]) -> str:
     if not told:
         return "<p>Nothing.</p>"
     return f'<ul class="plain">{"".join(f"<li>{text(each)}</li>" for each in told)}</ul>'

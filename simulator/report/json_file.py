@@ -44,6 +44,7 @@ def document(report: Report) -> dict[str, Any]:
         "format": FORMAT,
         "job": first.job,
         "cluster": first.cluster,
+        "notes": list(report.notes),
         "simulations": [_simulation(each, first) for each in report.simulations],
     }
     if report.sweep is not None:

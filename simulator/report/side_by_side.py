@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rlhfless.messages import FunctionName
 from simulator.report.contents import Report, by_function, compare, extent, step_s, whole
-from simulator.report.table import assumptions
+from simulator.report.table import remarks
 from simulator.report.units import (
     Scale,
     factor,
@@ -36,7 +36,7 @@ def show(report: Report) -> RenderableType:
         f"[dim]speed-up, saved: against {escape(first.strategy)}[/dim]",
         "",
         _shares(report),
-        *assumptions(report.simulations),
+        *remarks(report),
     )
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simulator.report.contents import Report, extent, label, step_s, told_apart
-from simulator.report.table import assumptions
+from simulator.report.table import remarks
 from simulator.report.units import held_scale, percent, several, time_scale, usd
 from simulator.sweep import Sweep
 
@@ -35,7 +35,7 @@ def show(report: Report, sweep: Sweep) -> RenderableType:
                 f"{told_apart(sweep)} = {label(sweep, sweep.knee)}; more speed costs much more",
             )
         ]
-    return Group(*parts, *_impossible(sweep), *assumptions(report.simulations))
+    return Group(*parts, *_impossible(sweep), *remarks(report))
 
 
 def _points(report: Report, sweep: Sweep) -> Table:

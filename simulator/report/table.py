@@ -5,7 +5,7 @@ Fits 80 columns. ``simulator.report.side_by_side`` has several simulations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -45,7 +45,7 @@ def show(report: Report, simulation: Simulation) -> RenderableType:
         usage(report, simulation),
         "",
         _rest(simulation),
-        *assumptions([simulation]),
+        *remarks(report),
     )
 
 
@@ -57,15 +57,17 @@ def heading(simulation: Simulation) -> Text:
     return text
 
 
-def assumptions(simulations: Iterable[Simulation]) -> list[RenderableType]:
-    """What was taken for granted, once each."""
-    told = dict.fromkeys(each for one in simulations for each in one.assumptions)
-    if not told:
-        return []
-    table = Table.grid(padding=(0, 1))
-    for each in told:
-        table.add_row(" -", Text(each))
-    return ["", Text("Assumed", "bold"), table]
+def remarks(report: Report) -> list[RenderableType]:
+    """What does not go together, and what was taken for granted, once each."""
+    assumed = dict.fromkeys(each for one in report.simulations for each in one.assumptions)
+    parts: list[RenderableType] = []
+    for title, told in (("Note", report.notes), ("Assumed", assumed)):
+        if told:
+            table = Table.grid(padding=(0, 1))
+            for each in told:
+                table.add_row(" -", Text(each))
+            parts += ["", Text(title, "bold"), table]
+    return parts
 
 
 def _times(simulation: Simulation) -> Table:

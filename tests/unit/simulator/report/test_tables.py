@@ -153,3 +153,10 @@ def test_a_budget(fits: bool) -> None:
     assert "for $50.00" in text
     assert answer.sentence in " ".join(text.split())
     assert row(text, "rlhfless ")[:2] == ["8", "78"]
+
+
+def test_what_does_not_go_together_is_noted() -> None:
+    made = simulation()
+    text = shown(table.show(Report((made,), notes=("16 asked, 8 held",)), made))
+    assert "Note\n - 16 asked, 8 held" in text
+    assert text.index("Note") < text.index("Assumed")
