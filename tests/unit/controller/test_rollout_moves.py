@@ -3,6 +3,7 @@ once, as the samples they would have been."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ from controller.actor import Actor
 from controller.collector import Collector, FinishedSample, Sample
 from controller.requests import RolloutTask
 from controller.rollout import Rollout
+from rlhfless.messages import SteerRequest
 from simulator.clock import run
 from tests.support.world import World, world
 
@@ -117,3 +119,26 @@ def test_moves_that_come_too_late_are_left_out(tmp_path: Path) -> None:
         w = world(tmp_path / str(seed), seed=seed, drained=0.05)
         found = run(late(w, random.Random(seed)))
         assert {sample.id: sample for sample in found} == expected
+
+
+def test_nothing_is_sent_to_a_call_that_is_over(tmp_path: Path) -> None:
+    """A change may have to wait for the one before it; by then its call may have ended, and the
+    actor's next call has what it was about."""
+    late: list[str] = []
+
+    async def moved(w: World, chance: random.Random) -> None:
+        steer = w.platform.steer
+
+        async def noted(request: SteerRequest) -> bool:
+            if request.target not in w.platform._running:
+                late.append(request.call.id)
+            answer = await steer(request)
+            await asyncio.sleep(chance.uniform(0.0, 0.1))
+            return answer
+
+        w.platform.steer = noted  # type: ignore[method-assign]
+        await generate(w, chance)
+
+    for seed in range(60):
+        run(moved(world(tmp_path / str(seed), seed=seed, drained=0.1), random.Random(seed)))
+    assert late == []
