@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import logging
 import sys
 import time
 from collections import Counter
@@ -30,7 +29,6 @@ TWICE_EVERY = 50
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    logging.disable(logging.CRITICAL)  # what fails on purpose is in the trace
     console = Console(highlight=False, markup=False, soft_wrap=True)
     if options.seed is not None:
         report = run_seed(options.seed)

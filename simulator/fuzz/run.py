@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +57,7 @@ def run_case(case: Case, journal: Journal | None = None) -> Report:
     game = _Game(case, trace, journal or MemoryJournal(case.spec.model_dump_json()))
     failure: str | None = None
     with (
+        _quiet(),
         whims(random.Random(f"whims {case.seed}"), case.whims),
         asyncio.Runner(loop_factory=lambda: loop) as runner,
     ):
@@ -69,6 +72,17 @@ def run_case(case: Case, journal: Journal | None = None) -> Report:
     return Report(
         case.seed, failure, trace.digest(), lines, loop.time(), len(game.world.runs), faults
     )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No logs: what fails on purpose is in the trace."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 class _Game:

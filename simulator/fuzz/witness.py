@@ -35,7 +35,8 @@ class Witness:
 
     def asked(self, request: Request) -> None:
         if isinstance(request, RewardRequest) and not self.scored.isdisjoint(request.sample_ids):
-            raise Violation(f"{self.scored & {*request.sample_ids}} are scored again")
+            again = sorted(self.scored.intersection(request.sample_ids))
+            raise Violation(f"{', '.join(again)} are scored again")
 
     def given(self, call: str, tasks: Iterable[SampleTask]) -> None:
         """``call`` is to generate samples."""
