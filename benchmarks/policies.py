@@ -195,13 +195,11 @@ def naming(world: World) -> Callable[[], object]:
 def looking(share: float) -> Part:
     def part(world: World) -> Callable[[], object]:
         rollout = world.rollout(world.collected(share))
-        forecasts = {
-            g: world.rollout_plan.forecasts[p.key] for g, p in enumerate(world.plan.prompts)
-        }
+        forecasts = [world.rollout_plan.forecasts[p.key] for p in world.plan.prompts]
 
         def look() -> None:
             async def main() -> None:
-                rebalancer = Rebalancer(world.job, world.rollout_plan, forecasts, {})
+                rebalancer = Rebalancer(world.job, world.rollout_plan, forecasts, 0.25)
                 rollout.move = _nothing  # type: ignore[method-assign]
                 await rebalancer(rollout)
 

@@ -17,6 +17,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from controller.call_contents import CallContents
 from controller.collector import Collector, FinishedSample
 from controller.job import Job
@@ -86,6 +89,7 @@ class Actor:
         self.call: RunningCall | None = None
         self.ended = False
         self._owned = dict.fromkeys(ids)
+        self._places: NDArray[np.int64] | None = None
         self._job = job
         self._task = task
         self._collector = collector
@@ -97,6 +101,14 @@ class Actor:
     def left(self) -> list[str]:
         """The samples it answers for that are not finished."""
         return self._collector.remaining(self._owned)
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """Of the samples it answers for in the collector's columns, finished ones among them."""
+        if self._places is None:
+            places = self._collector.places
+            self._places = np.array([places[sample] for sample in self._owned], np.int64)
+        return self._places
 
     @property
     def groups(self) -> set[int]:
@@ -122,6 +134,7 @@ class Actor:
     def own(self, ids: Sequence[str]) -> None:
         """Answer for further samples from now on; ``feed`` brings them into the running call."""
         self._owned |= dict.fromkeys(ids)
+        self._places = None
 
     async def feed(self, ids: Sequence[str]) -> None:
         """Let owned samples join the running call. If that fails they wait for the next one."""
@@ -219,5 +232,6 @@ class Actor:
         given = [i for i in self._collector.remaining(ids) if i in self._owned]
         for sample in given:
             del self._owned[sample]
+        self._places = None
         call.given_up.update(given)
         self._on_released(given)

@@ -14,6 +14,8 @@ import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rlhfless.errors import InternalError, TransientError
 from rlhfless.messages import Finished, FinishReason, SampleTask, Struct, Tokens
 
@@ -51,13 +53,25 @@ class _Response:
 
 
 class Collector:
-    """State of one step's rollout."""
+    """State of one step's rollout.
+
+    For those who look at all samples at once it is kept in columns as well: ``places`` by id of
+    ``group``, ``prompt_tokens``, ``generated`` (response tokens held) and ``ended``, all ``[N]``.
+    """
 
     def __init__(self, samples: Iterable[Sample], done: Iterable[FinishedSample] = ()) -> None:
         self.samples = {sample.id: sample for sample in samples}
-        self._responses = {sample_id: _Response() for sample_id in self.samples}
+        self.ids = tuple(self.samples)
+        self.places = {sample_id: place for place, sample_id in enumerate(self.ids)}
+        self.group = np.array([s.group for s in self.samples.values()], np.int64)
+        self.prompt_tokens = np.array([len(s.prompt) for s in self.samples.values()], np.int64)
+        self.generated = np.zeros(len(self.ids), np.int64)
+        self.ended = np.zeros(len(self.ids), np.bool_)
+        self._responses = {sample_id: _Response() for sample_id in self.ids}
         for finished in done:
             self._responses[finished.id] = _Response(finished.tokens, finished=finished)
+            self.generated[self.places[finished.id]] = len(finished.tokens)
+            self.ended[self.places[finished.id]] = True
 
     def tokens(self, ids: Sequence[str], frame: Tokens) -> int:
         """Take a frame of the call that was given the samples ``ids``; returns new tokens taken."""
@@ -87,6 +101,7 @@ class Collector:
                     versions=response.versions,
                 )
                 response.logprobs = bytearray()
+                self.ended[self.places[ids[index]]] = True
                 complete.append(response.finished)
         return complete
 
@@ -101,12 +116,9 @@ class Collector:
         """Every finished sample, in the step's order."""
         return [r.finished for r in self._responses.values() if r.finished is not None]
 
-    def is_finished(self, sample_id: str) -> bool:
-        return self._responses[sample_id].finished is not None
-
-    def num_tokens(self, sample_id: str) -> int:
-        """Response tokens held of a sample."""
-        return len(self._responses[sample_id].tokens)
+    def num_tokens(self) -> int:
+        """Tokens of all prompts, for every sample, and responses so far."""
+        return int(self.prompt_tokens.sum() + self.generated.sum())
 
     def task(self, sample_id: str, prompt: int) -> SampleTask:
         """What tells a call to generate, or continue, the sample; ``prompt``: its index there."""
@@ -146,6 +158,7 @@ class Collector:
             raise InternalError(f"sample {sample_id}: tokens after its end")
         response.tokens += tokens
         response.logprobs += logprobs
+        self.generated[self.places[sample_id]] += len(tokens)
         if response.versions[-2:-1] == [version]:
             response.versions[-1] += len(tokens)
         else:

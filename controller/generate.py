@@ -41,10 +41,9 @@ async def generate(
 ) -> RolloutStats:
     """Generate what ``plan`` assigns; ``prompts[g]`` is the prompt of group g. With ``standby``,
     instances may be let go as their actors run dry."""
-    forecasts = {g: plan.forecasts[prompt.key] for g, prompt in enumerate(prompts)}
-    rebalancer = Rebalancer(job, plan, forecasts, plan.load_s)
-    prefills: list[PrefillDone] = []
     look_s = _look_s(plan)
+    rebalancer = Rebalancer(job, plan, [plan.forecasts[prompt.key] for prompt in prompts], look_s)
+    prefills: list[PrefillDone] = []
     task = replace(task, progress_s=look_s)
     if plan.prefixes is not None:
         cuts = zip(prompts, plan.prefixes.cuts, strict=True)
@@ -58,11 +57,8 @@ async def generate(
 
     async def thinned(rollout: Rollout) -> None:
         if standby is not None:
-            tokens = sum(
-                len(sample.prompt) + collector.num_tokens(name)
-                for name, sample in collector.samples.items()
-            )
             remaining_s = partial(rebalancer.remaining_s, rollout)
+            tokens = collector.num_tokens()
             await standby.rollout_thins(len(rollout.running), remaining_s, tokens)
 
     async def watch(rollout: Rollout) -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from controller.actor import Actor
+from controller.collector import Collector
 from controller.job import Job
 from controller.planning import RolloutPlan
 from controller.rollout import Rollout
+from scaling.forecast_table import ForecastTable
 from scaling.forecasts import Forecast
-from scaling.loads import ActorLoad, MoveRules, Running
+from scaling.loads import Loads, MoveRules
 from scaling.migration import plan_moves
 
 MIN_ITERATIONS = 8
@@ -22,28 +28,29 @@ controller busy, and a move on their account is made in vain."""
 
 
 class Rebalancer:
-    """Called every now and then with the rollout. ``forecasts``: by group, made before the step;
-    ``load_s``: group -> seconds to load its prompt's keys and values where that beats computing
-    them."""
+    """Called every ``every_s`` seconds with the rollout. ``forecasts``: by group, made before the
+    step."""
 
     def __init__(
         self,
         job: Job,
         plan: RolloutPlan,
-        forecasts: Mapping[int, Forecast],
-        load_s: Mapping[int, float],
+        forecasts: Sequence[Forecast],
+        every_s: float,
     ) -> None:
         self._job = job
         self._plan = plan
         self._forecasts = forecasts
-        self._load_s = load_s
+        self._every_s = every_s
         self._moved_s: dict[str, float] = {}
         self._began_s = asyncio.get_running_loop().time()
+        self._looked_s = -math.inf
+        self._left_s = 0.0
 
     async def __call__(self, rollout: Rollout) -> None:
         if "decode" not in self._plan.cost.measured:
             return  # nothing to weigh a move with
-        loads = self._loads(rollout)
+        loads = self._look(rollout)
         if len(loads) < 2:
             return
         spec = self._job.spec
@@ -51,10 +58,10 @@ class Rebalancer:
             time_weight=spec.objective.time_weight,
             reference=self._plan.reference,
             early_release=spec.scheduling.early_release,
-            load_s=self._load_s,
+            load_s=self._plan.load_s,
             latest_s=self._latest_s(),
         )
-        # In a thread: a fraction of a second for a thousand samples, while streams go on.
+        # In a thread: where much is worth moving it takes tenths of a second, and streams go on.
         planned = await asyncio.to_thread(plan_moves, loads, self._plan.cost, rules)
         actors = {actor.name: actor for actor in rollout.actors}  # some may have ended
         together: dict[tuple[str, str], list[str]] = {}
@@ -74,56 +81,81 @@ class Rebalancer:
         return max(0.0, slowdown * reference[0] - elapsed_s)
 
     def remaining_s(self, rollout: Rollout) -> float:
-        """Predicted seconds until the last sample that runs is done."""
-        loads = self._loads(rollout)
-        left = max((s.remaining for load in loads for s in load.samples), default=0.0)
-        return self._plan.cost.decode_s(left, 0, 0)
-
-    def _loads(self, rollout: Rollout) -> list[ActorLoad]:
-        forecasts = self._sharpened(rollout)
-        num_left = len(rollout.collector.all_remaining())
-        return [self._load(rollout, actor, forecasts, num_left) for actor in rollout.running]
-
-    def _load(
-        self, rollout: Rollout, actor: Actor, forecasts: Mapping[int, Forecast], num_left: int
-    ) -> ActorLoad:
-        """``num_left``: samples of all actors that are not finished."""
-        collector, call = rollout.collector, actor.call
+        """Predicted seconds until the last sample that runs is done; since the last look they have
+        gone by."""
         now_s = asyncio.get_running_loop().time()
-        streaming = call is not None and call.began_s is not None
-        moving = rollout.moving
-        samples = []
-        for name in actor.left:
-            if name in moving:
-                continue
-            sample = collector.samples[name]
-            generated = collector.num_tokens(name)
-            moved_s = self._moved_s.get(name)
-            forecast = forecasts[sample.group]
-            samples.append(
-                Running(
-                    id=name,
-                    group=sample.group,
-                    prompt_tokens=len(sample.prompt),
-                    generated=generated,
-                    remaining=forecast.remaining(generated),
-                    moved_ago_s=None if moved_s is None else now_s - moved_s,
-                    late=forecast.late(generated, num_left),
-                )
-            )
-        return ActorLoad(
-            name=actor.name,
-            samples=tuple(samples),
-            rows=self._plan.capacity.max_batch,
-            kv_tokens=self._plan.capacity.kv_tokens,
-            slowdown=self._slowdown(actor),
-            ready_s=0.0 if streaming else self._ready_s(rollout, now_s),
-            accept=streaming and call is not None and call.steerable,
+        if now_s - self._looked_s >= self._every_s:
+            self._look(rollout)
+        return max(0.0, self._left_s - (now_s - self._looked_s))
+
+    def _look(self, rollout: Rollout) -> Loads:
+        """The actors that run and what they have left."""
+        now_s = asyncio.get_running_loop().time()
+        collector, actors = rollout.collector, rollout.running
+        parts = [actor.places for actor in actors]
+        owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        place = np.concatenate([np.zeros(0, np.int64), *parts])
+        staying = ~collector.ended[place]
+        moving = [collector.places[sample] for sample in rollout.moving]
+        if moving:
+            staying &= ~np.isin(place, moving)
+        owner, place = owner[staying], place[staying]
+        remaining, late = self._further(collector, place)
+        self._looked_s = now_s
+        self._left_s = self._plan.cost.decode_s(remaining.max(initial=0.0).item(), 0, 0)
+        streaming = [a.call is not None and a.call.began_s is not None for a in actors]
+        steerable = [a.call is not None and a.call.steerable for a in actors]
+        starting_s = 0.0 if all(streaming) else self._starting_s(len(actors), now_s)
+        capacity, size = self._plan.capacity, len(actors)
+        return Loads(
+            names=[actor.name for actor in actors],
+            rows=np.full(size, capacity.max_batch),
+            kv_tokens=np.full(size, capacity.kv_tokens),
+            slowdown=np.array([self._slowdown(actor) for actor in actors], np.float64),
+            ready_s=np.where(streaming, 0.0, starting_s),
+            accept=np.array(streaming, np.bool_) & np.array(steerable, np.bool_),
+            actor=owner,
+            ids=[collector.ids[i] for i in place.tolist()],
+            group=collector.group[place],
+            prompt_tokens=collector.prompt_tokens[place],
+            generated=collector.generated[place],
+            remaining=remaining,
+            late=late,
+            moved_ago_s=now_s - self._moved(collector)[place],
         )
 
-    def _ready_s(self, rollout: Rollout, now_s: float) -> float:
+    def _further(
+        self, collector: Collector, place: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What samples have left: expected, and should they be the last of all. By forecasts from
+        before the step and what it says itself of the samples of each prompt."""
+        left = np.flatnonzero(~collector.ended)
+        live, row = np.unique(collector.group[left], return_inverse=True)
+        row_of = np.full(len(self._forecasts), -1)
+        row_of[live] = np.arange(len(live))
+        ended = np.flatnonzero(collector.ended & (row_of[collector.group] >= 0))
+        table = self._table.take(live).with_siblings(
+            row_of[collector.group[ended]],
+            collector.generated[ended],
+            row,
+            collector.generated[left],
+        )
+        return table.late(row_of[collector.group[place]], collector.generated[place], len(left))
+
+    @cached_property
+    def _table(self) -> ForecastTable:
+        return ForecastTable.of(self._forecasts)
+
+    def _moved(self, collector: Collector) -> NDArray[np.float64]:
+        """When samples were last moved."""
+        moved_s = np.full(len(collector.ids), -np.inf)
+        for sample, at_s in self._moved_s.items():
+            moved_s[collector.places[sample]] = at_s
+        return moved_s
+
+    def _starting_s(self, actors: int, now_s: float) -> float:
         """Seconds until an actor streams that does not yet: nearly none on a warm instance."""
-        if self._job.dispatcher.warm("rollout") >= len(rollout.running):
+        if self._job.dispatcher.warm("rollout") >= actors:
             return 0.0
         return max(0.0, self._plan.cost.cold_start_s("rollout") - (now_s - self._began_s))
 
@@ -142,16 +174,3 @@ class Rebalancer:
         )
         measured_s = newest.at_s - first.at_s
         return min(8.0, max(0.5, (measured_s + DOUBT_S) / (expected_s + DOUBT_S)))
-
-    def _sharpened(self, rollout: Rollout) -> dict[int, Forecast]:
-        """Forecasts by group, with what the step's own samples say."""
-        collector = rollout.collector
-        ended: dict[int, list[int]] = {}
-        running: dict[int, list[int]] = {}
-        for name, sample in collector.samples.items():
-            lengths = ended if collector.is_finished(name) else running
-            lengths.setdefault(sample.group, []).append(collector.num_tokens(name))
-        return {
-            group: self._forecasts[group].with_siblings(ended.get(group, ()), reached)
-            for group, reached in running.items()
-        }

@@ -89,6 +89,19 @@ class ForecastTable:
         last = np.where(alive > 0, self.support[rows, place] - generated, 0.0)
         return expected, np.maximum(expected, last)
 
+    def take(self, rows: Ints) -> ForecastTable:
+        """Some of the forecasts."""
+        part = ForecastTable(
+            self.support[rows],
+            self.size[rows],
+            self.max_tokens[rows],
+            self.between[rows],
+            self.scatter[rows],
+        )
+        # Logarithms are what costs most, and are asked for again and again.
+        vars(part).update(_logs=self._logs[rows], _centre=self._centre[rows])
+        return part
+
     def with_siblings(
         self, ended_rows: Ints, ended: Ints, running_rows: Ints, running: Ints
     ) -> ForecastTable:
@@ -96,7 +109,7 @@ class ForecastTable:
         ``running_rows``) ended after ``ended`` tokens, others have generated ``running``."""
         begun = running > 0
         running_rows, running = running_rows[begun], running[begun]
-        centre = self._logs.sum(axis=1, where=self._inside) / self.size
+        centre = self._centre
         ended_logs = np.log(np.maximum(ended, 1)) - centre[ended_rows]
         reached = np.log(running) - centre[running_rows]
         shift, variance = self._posterior(ended_rows, ended_logs, running_rows, reached)
@@ -120,7 +133,7 @@ class ForecastTable:
         count = np.bincount(ended_rows, minlength=size)
         total = sums_by(ended_rows, ended, size)
         sigma = np.sqrt(self.scatter)[running_rows]
-        shift = np.zeros(size)
+        shift = total / (count + self.scatter / self.between)  # but for those that still run
         for _ in range(NEWTON_STEPS):
             a = (reached - shift[running_rows]) / sigma
             hazard = _hazard(a)
@@ -157,6 +170,12 @@ class ForecastTable:
     @cached_property
     def _logs(self) -> Floats:
         return np.log(self.support)
+
+    @cached_property
+    def _centre(self) -> Floats:
+        """``[G]``: means of the logarithms."""
+        centre: Floats = self._logs.sum(axis=1, where=self._inside) / self.size
+        return centre
 
     @cached_property
     def _sums(self) -> Floats:

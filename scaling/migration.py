@@ -12,6 +12,9 @@ with room where the score becomes lowest; the best prefix of that sequence is ma
 falls by the margin. First every actor is tried, the one that will be done soonest first: the whole
 sequence vacates it, and it is released. Then the one that will be done last is relieved as long as
 that gains. A sample moves at most once in a plan, so a plan ends; not again within a cool-down.
+Actors from which no choice of samples can gain the margin (``scaling.move_bounds``) are not tried,
+and at most ``MOST_ACTORS`` are in one plan: mostly there is nothing to move, and a look at
+thousands of samples must cost little.
 
 On its target a moved sample first waits ``steer_s``, and its prompt and the tokens it has are
 prefilled there (or its prompt loaded), which holds up all that runs there.
@@ -23,212 +26,174 @@ it is there and a prefill of 0.1 s: 3.8 s less held, the makespan 0.19 s longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
+import numpy as np
+
+from scaling.arrays import Bools, Floats, Ints
 from scaling.cost_model import CostModel
-from scaling.loads import ActorLoad, Move, MovePlan, MoveRules, Outlook, Running
+from scaling.load_state import LoadState
+from scaling.loads import Loads, Move, MovePlan, MoveRules, Outlook
+from scaling.move_bounds import MoveCosts, most_gained
 
 MOST_TRIED = 64
 """Samples of one actor that a change may move: with more it is neither thin nor quickly relieved,
 and the next look can go on."""
+MOST_ACTORS = 16
+"""Actors that a plan may try to vacate, and to relieve: likewise."""
 
 
-def plan_moves(loads: Sequence[ActorLoad], cost: CostModel, rules: MoveRules) -> MovePlan:
+def plan_moves(loads: Loads, cost: CostModel, rules: MoveRules) -> MovePlan:
     """The moves that pay, possibly none."""
     return _Planner(loads, cost, rules).plan()
 
 
-class _Actor:
-    """An actor while moves are tried on it: sums that adding or taking a sample keeps current."""
-
-    def __init__(self, load: ActorLoad, cost: CostModel, rules: MoveRules) -> None:
-        self.load = load
-        self._cost = cost
-        self._rules = rules
-        self.samples = {sample.id: sample for sample in load.samples}
-        self._groups = {sample.group for sample in load.samples}
-        self._had_work = bool(load.samples)
-        self._incoming: dict[str, float] = {}
-        self._loading_s = 0.0
-        self._tokens = sum(s.remaining for s in load.samples)
-        self._context = sum(map(_context, load.samples))
-        self._kv = sum(s.held_tokens for s in load.samples)
-        self._longest = max((s.remaining for s in load.samples), default=0.0)
-        self._latest = max(map(_late, load.samples), default=0.0)
-        self._measure()
-
-    def has_room(self, sample: Running) -> bool:
-        rows, kv_tokens = self.load.rows, self.load.kv_tokens
-        return (
-            self.load.accept
-            and (not rows or len(self.samples) < rows)
-            and (not kv_tokens or self._kv + sample.held_tokens <= kv_tokens)
-        )
-
-    def take(self, sample: Running) -> None:
-        """Bring a sample here from elsewhere."""
-        self._incoming[sample.id] = self._prefill(sample)
-        self._add(sample, 1)
-
-    def undo_take(self, sample: Running) -> None:
-        del self._incoming[sample.id]
-        self._add(sample, -1)
-
-    def give(self, sample: Running) -> None:
-        """Let a sample go elsewhere."""
-        self._add(sample, -1)
-
-    def undo_give(self, sample: Running) -> None:
-        self._add(sample, 1)
-
-    def _add(self, sample: Running, sign: int) -> None:
-        self._tokens += sign * sample.remaining
-        self._context += sign * _context(sample)
-        self._kv += sign * sample.held_tokens
-        if sign > 0:
-            self.samples[sample.id] = sample
-            self._longest = max(self._longest, sample.remaining)
-            self._latest = max(self._latest, _late(sample))
-        else:
-            del self.samples[sample.id]
-            left = self.samples.values()
-            if sample.remaining >= self._longest:
-                self._longest = max((s.remaining for s in left), default=0.0)
-            if _late(sample) >= self._latest:
-                self._latest = max(map(_late, left), default=0.0)
-        self._measure()
-
-    def _prefill(self, sample: Running) -> float:
-        """Seconds to bring the context of a sample here."""
-        cost, load_s = self._cost, self._rules.load_s.get(sample.group)
-        if sample.group in self._groups:
-            return cost.prefill_s(sample.generated)
-        if load_s is not None and load_s < cost.prefill_s(sample.prompt_tokens, calls=0):
-            return load_s + cost.prefill_s(sample.generated)
-        return cost.prefill_s(sample.prompt_tokens + sample.generated)
-
-    def _measure(self) -> None:
-        """Expected ``seconds`` until it is done, and ``end_s`` should it have the last sample."""
-        if not self.samples:
-            # Whoever gave everything away is held until it is told.
-            self.seconds = self.end_s = self._rules.steer_s if self._had_work else 0.0
-            return
-        iterations = self._longest
-        if self.load.rows and len(self.samples) > self.load.rows:
-            iterations = max(iterations, self._tokens / self.load.rows)
-        decode_s = self._cost.decode_s(iterations, self._tokens, self._context)
-        arrivals = self._rules.steer_s + sum(self._incoming.values()) if self._incoming else 0.0
-        self.seconds = self.load.ready_s + arrivals + self.load.slowdown * decode_s
-        more = self._cost.decode_s(max(0.0, self._latest - iterations), 0, 0)
-        self.end_s = self.seconds + self.load.slowdown * more
-
-
 class _Planner:
-    def __init__(self, loads: Sequence[ActorLoad], cost: CostModel, rules: MoveRules) -> None:
+    def __init__(self, loads: Loads, cost: CostModel, rules: MoveRules) -> None:
+        self._loads = loads
         self._rules = rules
-        self._actors = [_Actor(load, cost, rules) for load in loads]
-        self._moves: dict[str, Move] = {}
-        seconds, held = self._totals()
-        self._reference = rules.reference or (seconds, held)
-        self._before = self._outlook()
+        self._state = LoadState(loads, cost, rules)
+        self._costs = MoveCosts(loads, cost, rules)
+        self._targets: dict[int, int] = {}  # by sample
+        self._movable = loads.moved_ago_s >= rules.cooldown_s
+        self._least_s = self._costs.least()
+        self._worth: Bools | None = None
+        time_0, held_0 = rules.reference or self._totals(self._state)
+        weight = rules.time_weight
+        self._weights = (weight / max(time_0, 1e-9), (1 - weight) / max(held_0, 1e-9))
+        """Of a second of the end, and of a function-second, in the score."""
+        self._before = self._outlook(self._state)
         self._latest_s = max(rules.latest_s, self._before.seconds)
-        self._least_gain = max(rules.margin * self._before.score, 1e-9)
+        share = min(1.0, rules.margin_actors / max(1, len(loads)))
+        self._least_gain = max(rules.margin * share * self._before.score, 1e-9)
 
     def plan(self) -> MovePlan:
         num_vacating = num_relieving = 0
+        if not self._worth_trying().any():
+            return self._planned(0, 0)
         if self._rules.vacate:
-            for source in sorted(self._actors, key=lambda actor: actor.seconds):
-                num_vacating += self._change(source, _longest_first(source))
-        while self._rules.rebalance and self._actors:
-            source = max(self._actors, key=lambda actor: actor.end_s)
-            moved = self._change(source, _longest_first(source)) or self._change(
-                source, reversed(list(source.samples.values()))
+            tried = 0
+            for source in np.argsort(self._state.seconds, kind="stable").tolist():
+                if tried == MOST_ACTORS:
+                    break
+                if self._worth_trying()[source]:
+                    tried += 1
+                    num_vacating += self._change(source, self._longest_first(source))
+        for _ in range(MOST_ACTORS if self._rules.rebalance else 0):
+            source = int(np.argmax(self._state.end_s))
+            if not self._worth_trying()[source]:
+                break
+            moved = self._change(source, self._longest_first(source)) or self._change(
+                source, self._held_by(source)[::-1].tolist()
             )
             if not moved:
                 break
             num_relieving += moved
+        return self._planned(num_vacating, num_relieving)
+
+    def _planned(self, num_vacating: int, num_relieving: int) -> MovePlan:
+        loads, state = self._loads, self._state
         # Sums that were changed and changed back may differ in the last digit.
-        after = self._outlook() if self._moves else self._before
+        after = self._outlook(state) if self._targets else self._before
         gain = 1 - after.score / self._before.score if self._before.score else 0.0
+        moves = (
+            Move(loads.ids[sample], loads.names[loads.actor[sample]], loads.names[target])
+            for sample, target in self._targets.items()
+        )
+        had = np.bincount(loads.actor, minlength=len(loads)) > 0
         return MovePlan(
-            moves=tuple(self._moves.values()),
+            moves=tuple(moves),
             vacated=tuple(
-                actor.load.name
-                for actor in self._actors
-                if actor.load.samples and not actor.samples
+                loads.names[i] for i in np.flatnonzero(had & (state.count == 0)).tolist()
             ),
             before=self._before,
             after=after,
             reason=f"{num_vacating} moves to vacate, {num_relieving} to relieve: "
             f"score {100 * gain:.0f} % lower"
-            if self._moves
+            if self._targets
             else "no change lowers the score by the margin",
         )
 
-    def _change(self, source: _Actor, order: Iterable[Running]) -> int:
+    def _change(self, source: int, order: Iterable[int]) -> int:
         """Move the best prefix of ``order`` away from ``source``; how many samples that was."""
-        best_score, best_count = self._outlook().score - self._least_gain, 0
-        made: list[tuple[Running, _Actor]] = []
-        for sample in list(order):
-            if len(made) == MOST_TRIED or not self._may_move(sample):
-                continue
-            source.give(sample)
-            target = self._best_target(source, sample)
+        trial = self._state.copy()
+        best_score, best_count = self._outlook(trial).score - self._least_gain, 0
+        best: LoadState | None = None
+        made: list[tuple[int, int]] = []
+        for sample in order:
+            if len(made) == MOST_TRIED:
+                break
+            trial.give(source, sample)
+            prefill_s = self._costs.to_each(sample)
+            target = self._best_target(trial, source, sample, prefill_s)
             if target is None:
-                source.undo_give(sample)
+                trial.take(source, sample, None)
                 continue
-            target.take(sample)
+            trial.take(target, sample, float(prefill_s[target]))
             made.append((sample, target))
-            outlook = self._outlook()
+            outlook = self._outlook(trial)
             if outlook.score < best_score and outlook.seconds <= self._latest_s:
-                best_score, best_count = outlook.score, len(made)
-        for sample, target in reversed(made[best_count:]):
-            target.undo_take(sample)
-            source.undo_give(sample)
-        for sample, target in made[:best_count]:
-            self._moves[sample.id] = Move(sample.id, source.load.name, target.load.name)
+                best_score, best_count, best = outlook.score, len(made), trial.copy()
+        if best is not None:
+            self._state = best
+            self._targets |= made[:best_count]
+            self._movable[[sample for sample, _ in made[:best_count]]] = False
+            self._worth = None
         return best_count
 
-    def _may_move(self, sample: Running) -> bool:
-        rested = sample.moved_ago_s is None or sample.moved_ago_s >= self._rules.cooldown_s
-        return rested and sample.id not in self._moves
-
-    def _best_target(self, source: _Actor, sample: Running) -> _Actor | None:
+    def _best_target(
+        self, trial: LoadState, source: int, sample: int, prefill_s: Floats
+    ) -> int | None:
         """Where the score becomes lowest; ``source`` has let go of the sample already."""
-        best, best_key = None, (True, float("inf"))
-        for target in self._actors:
-            if target is source or not target.has_room(sample):
-                continue
-            target.take(sample)
-            outlook = self._outlook()
-            target.undo_take(sample)
-            key = (outlook.seconds > self._latest_s, outlook.score)
-            if key < best_key:
-                best, best_key = target, key
-        return best
+        room = trial.has_room(sample)
+        room[source] = False
+        if not room.any():
+            return None
+        seconds, ends_s = trial.if_taken(sample, prefill_s)
+        end_s, held_s = self._totals(trial)
+        late_s = np.maximum(end_s, ends_s)
+        held = held_s + seconds - trial.seconds
+        if not self._rules.early_release:
+            held = len(self._loads) * late_s
+        time_weight, held_weight = self._weights
+        score = time_weight * late_s + held_weight * held
+        in_time = room & (late_s <= self._latest_s)
+        score = np.where(in_time if in_time.any() else room, score, np.inf)
+        # Of equals (where only the end counts, most are) the one that is done soonest.
+        equal = score <= score.min() * (1 + 1e-12)
+        return int(np.argmin(np.where(equal, ends_s, np.inf)))
 
-    def _totals(self) -> tuple[float, float]:
-        end_s = max((actor.end_s for actor in self._actors), default=0.0)
+    def _worth_trying(self) -> Bools:
+        """``[A]``: whether taking samples from an actor could gain the margin."""
+        if self._worth is None:
+            gained = most_gained(
+                self._loads,
+                self._state,
+                self._rules,
+                self._movable,
+                self._least_s,
+                self._weights,
+                self._latest_s,
+            )
+            self._worth = gained >= self._least_gain * (1 - 1e-6)
+        return self._worth
+
+    def _longest_first(self, source: int) -> list[int]:
+        samples = self._held_by(source)
+        rank = np.argsort(-self._loads.remaining[samples], kind="stable")
+        return list(map(int, samples[rank]))
+
+    def _held_by(self, source: int) -> Ints:
+        """Samples that may be moved from an actor, in order of admission."""
+        return np.flatnonzero((self._state.holder == source) & self._movable)
+
+    def _totals(self, state: LoadState) -> tuple[float, float]:
+        end_s = float(state.end_s.max(initial=0.0))
         if self._rules.early_release:
-            return end_s, sum(actor.seconds for actor in self._actors)
-        return end_s, len(self._actors) * end_s
+            return end_s, float(state.seconds.sum())
+        return end_s, len(self._loads) * end_s
 
-    def _outlook(self) -> Outlook:
-        seconds, held = self._totals()
-        time_0, held_0 = (max(value, 1e-9) for value in self._reference)
-        weight = self._rules.time_weight
-        score = weight * seconds / time_0 + (1 - weight) * held / held_0
-        return Outlook(seconds, held, score)
-
-
-def _longest_first(actor: _Actor) -> list[Running]:
-    return sorted(actor.samples.values(), key=lambda sample: -sample.remaining)
-
-
-def _late(sample: Running) -> float:
-    return max(sample.late, sample.remaining)
-
-
-def _context(sample: Running) -> float:
-    """Tokens attended to until the sample ends."""
-    return (sample.prompt_tokens + sample.generated + sample.remaining / 2) * sample.remaining
+    def _outlook(self, state: LoadState) -> Outlook:
+        seconds, held_s = self._totals(state)
+        time_weight, held_weight = self._weights
+        return Outlook(seconds, held_s, time_weight * seconds + held_weight * held_s)

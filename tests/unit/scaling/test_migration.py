@@ -1,19 +1,24 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scaling import migration
 from scaling.cost_model import PRIORS, CostModel
-from scaling.loads import ActorLoad, MovePlan, MoveRules, Running
-from scaling.migration import plan_moves
+from scaling.loads import ActorLoad, Loads, MovePlan, MoveRules, Running
 
 COST = CostModel(
     coefficients={**PRIORS, "decode": (0.01, 1e-4, 0.0), "prefill": (0.01, 1e-4)},
     measured=frozenset({"decode", "prefill"}),
 )
 RULES = MoveRules(time_weight=0.5)
+
+
+def plan_moves(loads: list[ActorLoad], cost: CostModel, given_rules: MoveRules) -> MovePlan:
+    return migration.plan_moves(Loads.of(loads), cost, given_rules)
 
 
 def sample(name: str, remaining: float, generated: int = 100, **changes: object) -> Running:
@@ -211,3 +216,55 @@ def test_nothing_to_do() -> None:
         plan = plan_moves(loads, COST, RULES)
         assert plan.moves == ()
         assert math.isfinite(plan.after.score)
+
+
+@given(situations())
+def test_loads_as_columns_say_the_same(loads: list[ActorLoad]) -> None:
+    assert list(Loads.of(loads)) == loads
+
+
+@given(situations(), rules, st.floats(0, 30))
+def test_actors_that_are_not_tried_would_have_given_nothing(
+    loads: list[ActorLoad], given_rules: MoveRules, latest_s: float
+) -> None:
+    limited = replace(given_rules, latest_s=latest_s)
+    plan = plan_moves(loads, COST, limited)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(migration, "most_gained", lambda table, *_: np.full(len(table), np.inf))
+        assert plan_moves(loads, COST, limited).moves == plan.moves
+
+
+def test_where_there_is_nothing_to_gain_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migration.LoadState, "give", None)
+    full = [crowd(str(i), 16, 500.0) for i in range(12)]
+    assert plan_moves(full, COST, RULES).moves == ()
+    even = [crowd(str(i), 12, 500.0) for i in range(12)]
+    assert plan_moves(even, COST, replace(RULES, time_weight=1.0)).moves == ()
+    nearly_full = [crowd(str(i), 15, 500.0) for i in range(12)]
+    assert plan_moves(nearly_full, COST, RULES).moves == ()
+
+
+def test_of_many_actors_thin_ones_are_vacated_as_of_few() -> None:
+    # One of a hundred holds a hundredth of all: the margin of sixteen would forbid any change.
+    full = [crowd(f"full{i}", 16, 500.0) for i in range(98)]
+    loads = [*full, crowd("busy", 10, 500.0), actor("thin", sample("x", 400.0))]
+    cheap = replace(RULES, time_weight=0.0)
+    assert plan_moves(loads, COST, cheap).vacated == ("thin",)
+    all_told = replace(cheap, margin_actors=100)
+    assert plan_moves(loads, COST, all_told).vacated == ()
+
+
+def test_a_plan_of_many_actors_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migration, "MOST_ACTORS", 3)
+    loads = [crowd("busy", 10, 500.0)] + [
+        actor(f"thin{i}", sample(f"{i}", 300.0)) for i in range(9)
+    ]
+    assert len(plan_moves([replace(a, rows=0) for a in loads], COST, RULES).vacated) == 3
+
+
+@pytest.mark.parametrize("early_release", [True, False])
+def test_where_only_the_end_counts_a_sample_goes_where_it_ends_soonest(early_release: bool) -> None:
+    loads = [crowd("full", 32, 300.0), crowd("busy", 8, 100.0), crowd("idle", 1, 10.0)]
+    rules = replace(RULES, time_weight=1.0, early_release=early_release)
+    first = plan_moves(loads, COST, rules).moves[0]
+    assert (first.source, first.target) == ("full", "idle")
