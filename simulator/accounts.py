@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from controller.ledger import Ledger, Span
 from rlhfless.messages import FunctionName
 from simulator.platform.capacity import Grant
-from simulator.platform.platform import Holding
+from simulator.platform.lives import Holding
 from simulator.result import InstanceSpan, Use
 
 

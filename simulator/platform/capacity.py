@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from simulator.cluster import Pool
+from rlhfless.errors import UserError
+from rlhfless.messages import FunctionName
+from simulator.cluster import Cluster, Pool
 
 
 @dataclass(eq=False)
@@ -126,3 +128,27 @@ def make_nodes(pools: Iterable[Pool]) -> list[Node]:
         for pool in pools
         for number in range(pool.nodes)
     ]
+
+
+def check_room(
+    cluster: Cluster,
+    most: Mapping[FunctionName, int],
+    sizes: Mapping[FunctionName, Sequence[tuple[Pool, int]]],
+) -> None:
+    """Where accelerators are not shared, every function must find its own beside the others: so
+    many instances as ``most`` says, each of the accelerators of one of its ``sizes``."""
+    if cluster.sharing != "exclusive":
+        return
+    free = {pool.name: pool.accelerators for pool in cluster.pools.values()}
+    for function in sorted(most, key=lambda f: f == "rollout"):  # rollout gets what is left
+        for number in range(most[function]):
+            home = next(((p, n) for p, n in sizes[function] if free[p.name] >= n), None)
+            if home is None:
+                raise UserError(
+                    f"{function}.max_instances: {most[function]} do not fit beside the other "
+                    f"functions of {cluster.name}, whose accelerators are not shared; at most "
+                    f"{number} do",
+                    param=f"{function}.max_instances",
+                    hint=None if number else "use sharing: time_shared, or a larger cluster",
+                )
+            free[home[0].name] -= home[1]

@@ -82,6 +82,9 @@ class Costs:
         version = self._measured.training.weights_bytes
         self.version_bytes = float(version or round(share * self._shape.weight_bytes))
         """What an instance pulls of a new version: what is trained."""
+        self.kv_token_bytes = (
+            self._measured.rollout.kv_token_bytes or self._shape.kv_bytes_per_token
+        )
         self.checkpoint_bytes = share * self._shape.parameters * CHECKPOINT_BYTES
 
     # --- sizes ------------------------------------------------------------------------------------
@@ -117,7 +120,7 @@ class Costs:
         return Limits(
             max_batch=rows,
             kv_tokens=measured.kv_capacity_tokens or blocks * BLOCK_TOKENS,
-            kv_token_bytes=measured.kv_token_bytes or shape.kv_bytes_per_token,
+            kv_token_bytes=self.kv_token_bytes,
         )
 
     # --- seconds of work --------------------------------------------------------------------------

@@ -35,12 +35,11 @@ class PrefixUsed:
 
 
 class PrefixStore:
-    """``token_bytes``: of a token's keys and values."""
+    """What the object store has of keys and values."""
 
-    def __init__(self, costs: Costs, network: Network, token_bytes: int) -> None:
+    def __init__(self, costs: Costs, network: Network) -> None:
         self._costs = costs
         self._network = network
-        self._token_bytes = token_bytes
         self._stored: dict[int, set[Segment]] = {}
 
     async def fetch(
@@ -76,7 +75,7 @@ class PrefixStore:
             cached.append(known)
             instance.prefixes.update(_segment(version, prompt, end) for end in ends)
         if loads:
-            num_bytes = tokens * self._token_bytes
+            num_bytes = tokens * self._costs.kv_token_bytes
             used.load_s += await self._move(instance, loads, num_bytes, publish=False)
             used.loads += loads
             used.loaded_tokens += tokens
@@ -106,7 +105,7 @@ class PrefixStore:
                     tokens += end - begin
                 begin = end
         if new:
-            num_bytes = tokens * self._token_bytes
+            num_bytes = tokens * self._costs.kv_token_bytes
             used.publish_s += await self._move(instance, 1, num_bytes, publish=True)
             used.published_bytes += num_bytes
             stored.update(new)
