@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint format types bench docs clean
+.PHONY: help install demo test test-fast fuzz lint format types bench docs clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -27,6 +27,11 @@ test: install ## Run all tests
 
 test-fast: install ## Run the tests that start no real job
 	$(BIN)/python -m pytest -m "not slow"
+
+FUZZ_SECONDS ?= 60
+
+fuzz: install ## Run the real controller through seeded faults, for FUZZ_SECONDS
+	$(BIN)/python -m simulator.fuzz --seconds $(FUZZ_SECONDS)
 
 lint: install ## Lint, check formatting and the import contracts
 	$(BIN)/ruff check .
