@@ -12,7 +12,6 @@ grew as the number of samples: a ratio above 1 is growth slower than that.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import cProfile
 import pstats
 import random
@@ -44,6 +43,7 @@ from rlhfless.messages import Finished, RolloutDone, Tokens
 from rlhfless.spec import JobSpec
 from scaling import cost_model, lengths
 from scaling.cost_model import CostState
+from simulator.clock import run
 
 GROUP = 8
 PROMPT_TOKENS = 512
@@ -197,13 +197,15 @@ def looking(share: float) -> Part:
         rollout = world.rollout(world.collected(share))
         forecasts = [world.rollout_plan.forecasts[p.key] for p in world.plan.prompts]
 
-        def look() -> None:
-            async def main() -> None:
-                rebalancer = Rebalancer(world.job, world.rollout_plan, forecasts, 0.25)
-                rollout.move = _nothing  # type: ignore[method-assign]
+        rollout.move = _nothing  # type: ignore[method-assign]
+
+        async def looks() -> None:
+            rebalancer = Rebalancer(world.job, world.rollout_plan, forecasts, 0.25)
+            for _ in range(10):
                 await rebalancer(rollout)
 
-            asyncio.run(main())
+        def look() -> None:
+            run(looks())
 
         return look
 
@@ -252,9 +254,9 @@ def learning_from(world: World) -> Callable[[], object]:
 PARTS: dict[str, Part] = {
     "plan the rollout": planning,
     "name the samples": naming,
-    "look at 5 %": looking(0.05),
-    "look at 20 %": looking(0.2),
-    "look at 60 %": looking(0.6),
+    "ten looks at 5 %": looking(0.05),
+    "ten looks at 20 %": looking(0.2),
+    "ten looks at 60 %": looking(0.6),
     "collect tokens": collecting,
     "name a scoring call": scoring_names,
     "make the batch": batching,

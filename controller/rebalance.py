@@ -130,9 +130,10 @@ class Rebalancer:
         """What samples have left: expected, and should they be the last of all. By forecasts from
         before the step and what it says itself of the samples of each prompt."""
         left = np.flatnonzero(~collector.ended)
-        live, row = np.unique(collector.group[left], return_inverse=True)
+        live = np.flatnonzero(np.bincount(collector.group[left], minlength=len(self._forecasts)))
         row_of = np.full(len(self._forecasts), -1)
         row_of[live] = np.arange(len(live))
+        row = row_of[collector.group[left]]
         ended = np.flatnonzero(collector.ended & (row_of[collector.group] >= 0))
         table = self._table.take(live).with_siblings(
             row_of[collector.group[ended]],

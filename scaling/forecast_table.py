@@ -150,7 +150,13 @@ class ForecastTable:
 
     def _outlived(self, rows: Ints, generated: Ints) -> Ints:
         """``[N]``: how many points of its support a sample has outlived."""
-        within: Ints = (self.support[rows] <= generated[:, None]).sum(axis=1)
+        # One search in all rows laid end to end, each beyond the one before.
+        span = self.support.max(initial=1.0) + 1
+        row = np.arange(len(self.size))
+        laid = (self.support + span * row[:, None]).ravel()
+        reached = span * rows + np.minimum(generated, span - 1)
+        before = rows * self.support.shape[1]
+        within: Ints = np.searchsorted(laid, reached, side="right") - before
         return np.minimum(within, self.size[rows])
 
     def _remaining(self, rows: Ints, generated: Ints, first: Ints) -> Floats:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scaling.arrays import Bools, Floats, Ints, sums_by
+from scaling.arrays import Bools, Floats, Ints, pairs, sums_by
 from scaling.cost_model import CostModel
 from scaling.load_state import LoadState
 from scaling.loads import Loads, MoveRules
@@ -52,10 +52,8 @@ class MoveCosts:
     def least(self) -> Floats:
         """``[N]``: to whichever other actor that is quickest."""
         loads = self._loads
-        _, group = np.unique(loads.group, return_inverse=True)
-        pairs = np.unique(group * len(loads) + loads.actor)
-        actors = np.bincount(pairs // len(loads))
-        return np.where(actors[group] > 1, self._again_s, self._anew_s)
+        _, group, _ = pairs(loads.actor, loads.group, int(loads.group.max(initial=0)) + 1)
+        return np.where(np.bincount(group)[loads.group] > 1, self._again_s, self._anew_s)
 
 
 def most_gained(

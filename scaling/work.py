@@ -20,15 +20,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scaling.arrays import Bools, Floats, Ints, sums_by
+from scaling.arrays import DENSE, Bools, Floats, Ints, pairs, sums_by
 from scaling.cost_model import CostModel
 from scaling.forecast_table import NEVER
 from scaling.items import Dealing, Items
 from scaling.tails import Finish, longest
-
-_DENSE = 16
-"""A table over (actor, forecast) is summed by a matrix product where it has at most so many cells
-for each pair that is in it; where it is emptier, pair by pair."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,7 @@ def finishes(
     most = np.zeros(actors)
     if (items.forecast >= 0).any():
         unsure = items.forecast[stack.sample] >= 0
-        actor, forecast, number = _pairs(
+        actor, forecast, number = pairs(
             stack.actor[unsure], items.forecast[stack.sample[unsure]], len(items.most)
         )
         starts = np.flatnonzero(np.diff(actor, prepend=-1))
@@ -114,7 +110,7 @@ def finishes(
         # Nobody ends within the first points of the grid.
         begin = items.least_columns
         logs[actor[starts], :begin] = NEVER
-        if actors * len(items.most) <= _DENSE * len(actor):
+        if actors * len(items.most) <= DENSE * len(actor):
             table = np.zeros((actors, len(items.most)))
             table[actor, forecast] = number
             logs[:, begin:] = table @ items.log_within[:, begin:]
@@ -135,7 +131,7 @@ def prefill_seconds(items: Items, stack: Stack, cost: CostModel, prefixes: Prefi
     if not prefixes.dedup:
         return call_s + token_s * (again + stack.sums(items.prompt_tokens))
     actors = len(stack.plan)
-    actor, group, _ = _pairs(stack.actor, items.group[stack.sample], len(items.groups))
+    actor, group, _ = pairs(stack.actor, items.group[stack.sample], len(items.groups))
     tokens = items.group_tokens[group]
     if prefixes.segments:
         tokens = tokens - _shared(items, prefixes, actor, group)
@@ -149,22 +145,10 @@ def prefill_seconds(items: Items, stack: Stack, cost: CostModel, prefixes: Prefi
     return loading + np.where(computed > 0, call_s + token_s * computed, 0.0)
 
 
-def _pairs(actor: Ints, kind: Ints, kinds: int) -> tuple[Ints, Ints, Ints]:
-    """``[K]`` each: the actors and kinds that occur together, by actor, and how often."""
-    keys = actor * kinds + kind
-    if keys.max(initial=0) <= _DENSE * len(keys):
-        table = np.bincount(keys)
-        found = np.flatnonzero(table)
-        number = table[found]
-    else:
-        found, number = np.unique(keys, return_counts=True)
-    return found // kinds, found % kinds, number
-
-
 def _first(keys: Ints) -> Bools:
     """``[K]``: whether a key is the first of its kind."""
     first = np.zeros(len(keys), np.bool_)
-    if keys.max(initial=0) <= _DENSE * len(keys):
+    if keys.max(initial=0) <= DENSE * len(keys):
         place = np.empty(int(keys.max(initial=0)) + 1, np.int64)
         place[keys[::-1]] = np.arange(len(keys))[::-1]  # the last to be written is the first
         first[place[keys]] = True

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling import work
+from scaling import arrays, work
 from scaling.cost_model import PRIORS, CostModel
 from scaling.forecasts import Forecast
 from scaling.items import Dealing, Item, Items
@@ -159,7 +159,8 @@ def test_plans_judged_together_are_as_they_are_alone(
     capacity = Capacity(batch, kv_tokens)
     prefixes = Prefixes(dedup, {0: 0.001}, segments={1: ((9, 5),), 2: ((9, 5), (2, 3))})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work, "_DENSE", 1000 if dense else 0)
+        patch.setattr(work, "DENSE", 1000 if dense else 0)
+        patch.setattr(arrays, "DENSE", 1000 if dense else 0)
         both = work.finishes(table, Stack.of(dealings), COST, capacity, prefixes)
     alone = [work.finishes(table, Stack.of([d]), COST, capacity, prefixes) for d in dealings]
     assert both.mean().tolist() == pytest.approx([x for f in alone for x in f.mean().tolist()])
