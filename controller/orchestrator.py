@@ -6,6 +6,7 @@ keeps nothing that is not also in the journal, so ``run`` can be called again af
 
 from __future__ import annotations
 
+import array
 import asyncio
 import hashlib
 from dataclasses import dataclass
@@ -147,7 +148,7 @@ class Orchestrator:
         """Refuse to go on with other prompts than the job began with."""
         digest = hashlib.blake2b(digest_size=16)
         for prompt in self.job.data.prompts:
-            digest.update(repr(prompt.tokens).encode())
+            digest.update(array.array("q", (len(prompt.tokens), *prompt.tokens)).tobytes())
         data = digest.hexdigest()
         if notes.setdefault("data", data) != data:
             raise UserError(

@@ -52,18 +52,19 @@ def make_scenario(
     spec: JobSpec,
     *,
     workload_path: str | None = None,
+    given: WorkloadSpec = DEFAULT,
     replay: Workload | None = None,
     measurements: Measurements | None = None,
 ) -> Scenario:
-    """What ``spec`` works on. ``workload_path``: a workload file; ``replay``: lengths of a real
-    run, in place of the file's.
+    """What ``spec`` works on. ``workload_path``: a workload file, or ``given`` what it would say;
+    ``replay``: lengths of a real run, in place of the file's.
 
     The model may be one of the known names instead of a folder, and the dataset may be missing:
     prompts are made up then, as the workload file has them, and ``assumptions`` say what nobody
     said. Raises ``UserError`` naming the field at fault, with what would do where that is known.
     """
     shape = load_shape(spec.model.path, spec.model.dtype)
-    given = DEFAULT if workload_path is None else load_workload(workload_path)
+    given = given if workload_path is None else load_workload(workload_path)
     _check_room(spec, shape)
     prompts, assumed = _prompts(spec, given, shape)
     evaluation, assumed_too = _evaluation(spec, given, shape)
