@@ -25,7 +25,7 @@ from controller.overlap import Overlap
 from controller.requests import RolloutTask, train_request
 from controller.scoring import Scoring
 from controller.standby import Standby
-from controller.step_batch import write_step_batch
+from controller.step_batch import sync_step_batch, write_step_batch
 from controller.step_metrics import StepFacts, StepTimes, step_metrics
 from rlhfless.messages import TrainDone
 
@@ -124,7 +124,7 @@ async def run_step(
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(asyncio.to_thread(job.keep_samples, samples), name="keep-samples")
-        group.create_task(asyncio.to_thread(job.objects.sync, batch.name), name="sync-batch")
+        group.create_task(sync_step_batch(job, batch), name="sync-batch")
         looked = group.create_task(in_a_moment(look), name="look-ahead")
         between = group.create_task(
             standby.between_steps(looked, actors, batch_tokens), name="standby"

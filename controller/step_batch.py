@@ -14,6 +14,7 @@ from controller.job import Job
 from controller.planning import StepPlan
 from controller.scoring import ScoredSample, Scoring
 from rlhfless.batches import Batch, write_batch
+from rlhfless.errors import TransientError
 from rlhfless.messages import BatchRef
 
 
@@ -24,6 +25,17 @@ async def write_step_batch(
     batch = make_batch(plan, [scoring.scored(sample) for sample in finished])
     name = batch_name(job.id, plan.step)
     return await asyncio.to_thread(write_batch, job.objects, name, batch, durable=False)
+
+
+async def sync_step_batch(job: Job, batch: BatchRef) -> None:
+    """Make it survive a power cut. Raises ``TransientError`` if it is not there any more."""
+    try:
+        await asyncio.to_thread(job.objects.sync, batch.name)
+    except FileNotFoundError as error:
+        raise TransientError(
+            f"{batch.name} was deleted while it was trained on",
+            hint="does another controller run this job? If not, continue with --resume",
+        ) from error
 
 
 def make_batch(plan: StepPlan, scored: Sequence[ScoredSample]) -> Batch:

@@ -43,15 +43,17 @@ Sharing = Literal["time_shared", "exclusive", "unlimited"]
 
 @dataclass(frozen=True)
 class FuzzLengths:
-    """Long-tailed lengths, a function of seed, prompt, step and sample; epochs change nothing."""
+    """Long-tailed lengths of at least ``least``, a function of seed, prompt, step and sample;
+    epochs change nothing."""
 
     seed: int
     most: int
+    least: int
 
     def lengths(self, prompts: PromptKeys, group: int, step: int, epoch: int) -> Lengths:  # noqa: ARG002
         samples = np.arange(group, dtype=np.uint64)[None, :]
         drawn = uniform(hashed(self.seed, prompts[:, None], step, samples), 0)
-        found: Lengths = np.clip((2 / drawn).astype(np.int64) - 1, 1, self.most)
+        found: Lengths = np.minimum((self.least / drawn).astype(np.int64), self.most)
         return found
 
 

@@ -87,8 +87,8 @@ class Case:
 
 def make_case(seed: int) -> Case:
     rng = random.Random(f"rlhfless fuzz {seed}")
-    max_tokens = rng.choice((1, 4, 16, 64))
-    iteration_s = log_uniform(rng, 0.2, 6) / max(4, max_tokens)
+    max_tokens = rng.choice((1, 8, 32, 64, 64))
+    iteration_s = log_uniform(rng, 0.5, 20) / max(8, max_tokens)
     slow = rng.choice((0.0, 0.0, 0.3))
     # A deadline must leave room for the prefill and some tokens.
     deadline_s = rng.choice((600.0, 600.0 if slow else 1 + 30 * iteration_s))
@@ -101,7 +101,7 @@ def make_case(seed: int) -> Case:
         spec=spec,
         prompts=prompts,
         evaluation=evaluation,
-        lengths=FuzzLengths(rng.getrandbits(32), spec.rollout.max_tokens),
+        lengths=FuzzLengths(rng.getrandbits(32), max_tokens, rng.choice((1, 4, 12))),
         measurements=make_measurements(rng, iteration_s),
         nodes=nodes,
         sharing=sharing,
@@ -111,7 +111,7 @@ def make_case(seed: int) -> Case:
         budget=round(log_uniform(rng, 1, 60)),
         thread_s=rng.choice((0.0, 0.002, 0.05)),
         linger_s=rng.choice((0.0, 0.0, 0.5)),
-        whims=rng.choice((0.0, 0.0, 0.1, 0.5)),
+        whims=rng.choice((0.0, 0.0, 0.1, 0.3, 0.6)),
         fates=_fates(rng),
     )
 

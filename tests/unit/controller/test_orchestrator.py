@@ -194,6 +194,27 @@ def test_a_journal_that_fails_to_keep_samples_ends_the_run_and_loses_none(
     assert_same(batches(w), undisturbed)
 
 
+def test_a_batch_that_is_deleted_while_it_is_trained_on_gives_a_clear_error(tmp_path: Path) -> None:
+    """As another controller does that has overtaken this one."""
+    w = world(tmp_path)
+
+    async def overtaken() -> None:
+        job = w.job()
+        put = job.objects.put
+
+        def put_and_lose(name: str, data: bytes, *, durable: bool = False) -> None:
+            put(name, data, durable=durable)
+            if name.startswith("batches/"):
+                job.objects.delete(name)
+
+        job.objects.put = put_and_lose  # type: ignore[method-assign]
+        await Orchestrator(job, "weights").run()
+
+    with pytest.raises(ExceptionGroup) as raised:
+        run(overtaken())
+    assert raised.group_contains(TransientError, match="was deleted while it was trained on")
+
+
 def test_finished_samples_are_not_generated_again(tmp_path: Path) -> None:
     w = world(tmp_path)
 
