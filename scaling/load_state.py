@@ -50,11 +50,14 @@ class LoadState:
         self._had_work = self.count > 0
         self._kv = sums_by(loads.actor, loads.held_tokens, size)
         self.rest_s = loads.slowdown * sums_by(loads.actor, self.marginal_s, size)
+        """``[A]``: seconds of decoding that are not of iterations."""
         self._incoming = np.zeros(size, np.int64)
         self._incoming_s = np.zeros(size)
-        self.seconds = np.zeros(size)
-        self.end_s = np.zeros(size)
-        self._measure(np.arange(size))
+        iterations = self.iterations()
+        seconds = loads.ready_s + self.rest_s + self.iteration_s * iterations
+        more_s = self.iteration_s * np.maximum(0.0, self._latest - iterations)
+        self.seconds = np.where(self._had_work, seconds, 0.0)
+        self.end_s = np.where(self._had_work, seconds + more_s, 0.0)
 
     def copy(self) -> LoadState:
         other = copy.copy(self)
@@ -62,15 +65,15 @@ class LoadState:
             setattr(other, name, getattr(self, name).copy())
         return other
 
-    def iterations(self, at: Ints | slice = slice(None)) -> Floats:
+    def iterations(self) -> Floats:
         """``[A]``: as many as the longest has tokens, or more where samples wait for rows."""
-        rows, longest = self._loads.rows[at], self.longest[at]
-        waits = (rows > 0) & (self.count[at] > rows)
-        return np.where(waits, np.maximum(longest, self.mean_iterations(at)), longest)
+        rows = self._loads.rows
+        waits = (rows > 0) & (self.count > rows)
+        return np.where(waits, np.maximum(self.longest, self.mean_iterations()), self.longest)
 
-    def mean_iterations(self, at: Ints | slice = slice(None)) -> Floats:
+    def mean_iterations(self) -> Floats:
         """``[A]``: of each row, were all rows busy to the end."""
-        return self._tokens[at] / np.maximum(self._loads.rows[at], 1)
+        return self._tokens / np.maximum(self._loads.rows, 1)
 
     def has_room(self, sample: int) -> Bools:
         """``[A]``: who could take a sample."""
@@ -83,21 +86,25 @@ class LoadState:
     def give(self, source: int, sample: int) -> None:
         """Let a sample go elsewhere; nobody has it then."""
         self._add(source, sample, -1)
-        left = self.holder == source
+        left = np.flatnonzero(self.holder == source)
         self.longest[source] = self._loads.remaining[left].max(initial=0.0)
         self._latest[source] = self._loads.last[left].max(initial=0.0)
-        self._measure(np.array([source]))
+        self._measure(source)
 
-    def take(self, target: int, sample: int, prefill_s: float | None) -> None:
-        """Bring a sample here that nobody has; ``prefill_s`` is what its context takes. None: here
-        is where it was."""
-        if prefill_s is not None:
-            self._incoming[target] += 1
-            self._incoming_s[target] += prefill_s
+    def put_back(self, source: int, sample: int) -> None:
+        """Undo ``give``."""
+        self._add(source, sample, 1)
+        self._measure(source)
+
+    def take(
+        self, target: int, sample: int, prefill_s: float, seconds: float, end_s: float
+    ) -> None:
+        """Bring a sample that nobody has to an actor with room; ``prefill_s`` is what its context
+        takes there, ``seconds`` and ``end_s`` are as ``if_taken`` has them."""
+        self._incoming[target] += 1
+        self._incoming_s[target] += prefill_s
         self._add(target, sample, 1)
-        self.longest[target] = max(self.longest[target], self._loads.remaining[sample])
-        self._latest[target] = max(self._latest[target], self._loads.last[sample])
-        self._measure(np.array([target]))
+        self.seconds[target], self.end_s[target] = seconds, end_s
 
     def if_taken(self, sample: int, prefill_s: Floats) -> tuple[Floats, Floats]:
         """``[A]`` each: ``seconds`` and ``end_s`` of every actor that has room, would it take the
@@ -118,18 +125,29 @@ class LoadState:
         self._tokens[actor] += sign * loads.remaining[sample]
         self._kv[actor] += sign * loads.held_tokens[sample]
         self.rest_s[actor] += sign * self.marginal_s[sample] * loads.slowdown[actor]
+        if sign > 0:
+            self.longest[actor] = max(self.longest[actor], loads.remaining[sample])
+            self._latest[actor] = max(self._latest[actor], loads.last[sample])
 
-    def _measure(self, at: Ints) -> None:
-        """Bring the times of the actors ``at`` up to date."""
-        count, iterations = self.count[at], self.iterations(at)
-        arrivals_s = np.where(self._incoming[at] > 0, self._steer_s + self._incoming_s[at], 0.0)
-        seconds = self._loads.ready_s[at] + arrivals_s + self.rest_s[at]
-        seconds += self.iteration_s[at] * iterations
-        more_s = self.iteration_s[at] * np.maximum(0.0, self._latest[at] - iterations)
-        # Whoever gave everything away is held until it is told.
-        idle_s = np.where(self._had_work[at], self._steer_s, 0.0)
-        self.seconds[at] = np.where(count > 0, seconds, idle_s)
-        self.end_s[at] = np.where(count > 0, seconds + more_s, idle_s)
+    def _measure(self, actor: int) -> None:
+        """Bring an actor's times up to date. Plain numbers: it is one of many thousand times."""
+        loads, count = self._loads, int(self.count[actor])
+        if not count:
+            # Whoever gave everything away is held until it is told.
+            idle_s = self._steer_s if self._had_work[actor] else 0.0
+            self.seconds[actor] = self.end_s[actor] = idle_s
+            return
+        rows, iterations = int(loads.rows[actor]), float(self.longest[actor])
+        if 0 < rows < count:
+            iterations = max(iterations, float(self._tokens[actor]) / rows)
+        seconds = float(loads.ready_s[actor]) + float(self.rest_s[actor])
+        if self._incoming[actor]:
+            seconds += self._steer_s + float(self._incoming_s[actor])
+        iteration_s = float(self.iteration_s[actor])
+        seconds += iteration_s * iterations
+        self.seconds[actor] = seconds
+        more = max(0.0, float(self._latest[actor]) - iterations)
+        self.end_s[actor] = seconds + iteration_s * more
 
 
 def maxima(loads: Loads, values: Floats) -> Floats:

@@ -30,7 +30,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from scaling.arrays import Bools, Floats, Ints
+from scaling.arrays import Bools, Ints
 from scaling.cost_model import CostModel
 from scaling.load_state import LoadState
 from scaling.loads import Loads, Move, MovePlan, MoveRules, Outlook
@@ -124,16 +124,16 @@ class _Planner:
             if len(made) == MOST_TRIED:
                 break
             trial.give(source, sample)
-            prefill_s = self._costs.to_each(sample)
-            target = self._best_target(trial, source, sample, prefill_s)
+            target = self._bring(trial, source, sample)
             if target is None:
-                trial.take(source, sample, None)
+                trial.put_back(source, sample)
                 continue
-            trial.take(target, sample, float(prefill_s[target]))
             made.append((sample, target))
             outlook = self._outlook(trial)
             if outlook.score < best_score and outlook.seconds <= self._latest_s:
                 best_score, best_count, best = outlook.score, len(made), trial.copy()
+            elif self._at_best(trial, source, outlook) >= best_score:
+                break
         if best is not None:
             self._state = best
             self._targets |= made[:best_count]
@@ -141,14 +141,13 @@ class _Planner:
             self._worth = None
         return best_count
 
-    def _best_target(
-        self, trial: LoadState, source: int, sample: int, prefill_s: Floats
-    ) -> int | None:
-        """Where the score becomes lowest; ``source`` has let go of the sample already."""
+    def _bring(self, trial: LoadState, source: int, sample: int) -> int | None:
+        """Have a sample that ``source`` has let go of taken by whom the score becomes lowest."""
         room = trial.has_room(sample)
         room[source] = False
         if not room.any():
             return None
+        prefill_s = self._costs.to_each(sample)
         seconds, ends_s = trial.if_taken(sample, prefill_s)
         end_s, held_s = self._totals(trial)
         late_s = np.maximum(end_s, ends_s)
@@ -161,7 +160,20 @@ class _Planner:
         score = np.where(in_time if in_time.any() else room, score, np.inf)
         # Of equals (where only the end counts, most are) the one that is done soonest.
         equal = score <= score.min() * (1 + 1e-12)
-        return int(np.argmin(np.where(equal, ends_s, np.inf)))
+        target = int(np.argmin(np.where(equal, ends_s, np.inf)))
+        trial.take(target, sample, *(float(each[target]) for each in (prefill_s, seconds, ends_s)))
+        return target
+
+    def _at_best(self, trial: LoadState, source: int, outlook: Outlook) -> float:
+        """What the score could still become if all that is left on ``source`` went for nothing."""
+        time_weight, held_weight = self._weights
+        others_s = trial.end_s.copy()
+        others_s[source] = 0.0
+        end_s = float(others_s.max())
+        held_s = len(self._loads) * end_s
+        if self._rules.early_release:
+            held_s = outlook.held_s - float(trial.seconds[source])
+        return time_weight * end_s + held_weight * held_s
 
     def _worth_trying(self) -> Bools:
         """``[A]``: whether taking samples from an actor could gain the margin."""

@@ -3,11 +3,12 @@
 The bound is what lets a look at thousands of samples end without a single move tried. For any
 choice M of an actor's samples, let m be how many of its longest in a row are in M. Then
 
-- its iterations stay as many as its (m+1)-th longest has tokens;
+- its iterations stay as many as its (m+1)-th longest has tokens, and whoever gets its longest
+  makes as many as that has;
 - each sample of M takes as long elsewhere as it takes on the quickest other actor, and its context
   has to be brought there;
 - the end is no sooner than that of any other actor now, nor than the mean of those that could take
-  samples once they have M.
+  samples once they have M, nor than its own sample that may be last ends, wherever that is.
 
 All of it only gets worse for what M holds beside its longest m, except that a slow actor gains by
 giving away any sample; those gains are all counted. So the largest over m bounds every M.
@@ -72,7 +73,7 @@ def most_gained(
     """
     size = len(loads)
     targets = loads.accept & ((loads.rows == 0) | (state.count < loads.rows))
-    others = _Others(targets, loads.slowdown, state.end_s)
+    others = _Others(targets, loads, state)
     free = np.where(loads.rows > 0, np.maximum(0, loads.rows - state.count), len(loads.ids))
     free = np.where(loads.accept, free, 0)
     room = free.sum() - free
@@ -111,11 +112,14 @@ def most_gained(
     spared = np.where(crowded[actor], excess[actor], spared)
     total_s = sums_by(actor, anyway_s, size)
     held_s = iteration_s[actor] * spared + forced_s + total_s[actor]
+    longer = np.maximum(0.0, remaining[first] - others.longest[actor])
+    held_s -= others.iteration_s[actor] * longer
     number = np.arange(len(order)) - first + 1
     emptied = number == state.count[actor]
     at_once_s = state.seconds - iteration_s * iterations - state.rest_s - rules.steer_s
     held_s = np.where(emptied, held_s + at_once_s[actor], held_s)
 
+    latest_end_s = _latest_end_s(loads, state, others, movable, least_s + rules.steer_s)
     fits = number <= room[actor]
     gained = np.full(size, -np.inf)
     none_yet = np.flatnonzero(sums_by(actor, np.ones(len(order)), size) > 0)
@@ -124,9 +128,8 @@ def most_gained(
         (none_yet, np.where(crowded, iteration_s * excess, 0.0)[none_yet] + total_s[none_yet], 0.0),
         (actor[fits], held_s[fits], moved_s[fits]),
     ):
-        end_s = np.maximum(
-            others.end_s[who], (others.sum_s[who] + brought_s) / np.maximum(others.number, 1)[who]
-        )
+        mean_s = (others.sum_s[who] + brought_s) / np.maximum(others.number, 1)[who]
+        end_s = np.maximum(mean_s, np.maximum(others.end_s, latest_end_s)[who])
         sooner_s = now_s - end_s
         spared_s = held if rules.early_release else size * sooner_s
         gain = weights[0] * sooner_s + weights[1] * spared_s
@@ -141,15 +144,38 @@ def _running_sums(values: Floats, first: Ints) -> Floats:
     return sums - (sums - values)[first]
 
 
+def _latest_end_s(
+    loads: Loads, state: LoadState, others: _Others, movable: Bools, arrival_s: Floats
+) -> Floats:
+    """``[A]``: seconds before which an actor's sample that may be the last cannot end, here or on
+    any other actor."""
+    ends_s = np.zeros(len(loads))
+    order = np.lexsort((loads.last, state.holder))
+    last = order[np.flatnonzero(np.diff(state.holder[order], append=-1))]  # of each actor
+    actor = state.holder[last]
+    here_s = loads.ready_s[actor] + state.iteration_s[actor] * loads.last[last]
+    here_s += loads.slowdown[actor] * state.marginal_s[last]
+    there_s = others.begin_s[actor] + others.iteration_s[actor] * loads.last[last]
+    there_s += others.slowdown[actor] * state.marginal_s[last] + arrival_s[last]
+    ends_s[actor] = np.where(movable[last], np.minimum(here_s, there_s), here_s)
+    return ends_s
+
+
 class _Others:
     """By actor, of all others: ``end_s``: the last of their ends. Of those of them that could take
-    samples: the least ``slowdown``, and ``number`` and ``sum_s`` of their ends."""
+    samples: the least ``slowdown``, ``iteration_s`` and ``begin_s`` (what else they do takes so
+    long), the longest sample, and ``number`` and ``sum_s`` of their ends."""
 
-    def __init__(self, targets: Bools, slowdown: Floats, end_s: Floats) -> None:
-        self.end_s = _least_of_others(-end_s, 0.0) * -1.0
-        self.slowdown = _least_of_others(np.where(targets, slowdown, np.inf), 1.0)
+    def __init__(self, targets: Bools, loads: Loads, state: LoadState) -> None:
+        self.end_s = _least_of_others(-state.end_s, 0.0) * -1.0
+        self.slowdown = _least_of_others(np.where(targets, loads.slowdown, np.inf), 1.0)
+        self.iteration_s = _least_of_others(np.where(targets, state.iteration_s, np.inf), 0.0)
+        begin_s = loads.ready_s + state.rest_s
+        self.begin_s = _least_of_others(np.where(targets, begin_s, np.inf), 0.0)
+        self.longest = -_least_of_others(np.where(targets, -state.longest, np.inf), 0.0)
+        end_s = np.where(targets, state.end_s, 0.0)
         self.number = targets.sum() - targets
-        self.sum_s = np.where(targets, end_s, 0.0).sum() - np.where(targets, end_s, 0.0)
+        self.sum_s = end_s.sum() - end_s
 
 
 def _least_of_others(values: Floats, without: float) -> Floats:
