@@ -90,7 +90,7 @@ def _again(report: Report) -> Report:
     other = run_seed(report.seed)
     if other.digest == report.digest:
         return report
-    pairs = itertools.zip_longest(report.trace, other.trace)
+    pairs = itertools.zip_longest(report.trace.lines(), other.trace.lines())
     one, two = next((a, b) for a, b in pairs if a != b)
     return replace(report, failure=f"two runs differ, first in\n  {one}\n  {two}")
 
@@ -100,7 +100,7 @@ def _show(console: Console, report: Report, most: int | None) -> None:
     left_out = 0 if most is None else max(0, len(report.trace) - most)
     if left_out:
         console.print(f"... {left_out} earlier events: add --verbose")
-    for line in report.trace[left_out:]:
+    for line in report.trace.lines(left_out):
         console.print(line)
     console.print(
         f"seed {report.seed}: {report.controllers} controllers, {report.virtual_s:.1f} virtual "

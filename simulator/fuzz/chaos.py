@@ -8,7 +8,7 @@ from simulator.fuzz.world import Run, World
 
 NOTICE_S = 0.5
 """Between the notice and the end of an instance that is preempted."""
-TICK_S = 0.05
+TICK_S = 0.2
 
 
 async def chaos(world: World) -> None:

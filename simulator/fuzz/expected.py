@@ -51,6 +51,7 @@ class Expected:
         self.positions: list[Position] = []
         self.steps: list[list[ExpectedSample]] = []
         self._length_of = length_of
+        self._batches: dict[int, Batch] = {}
         training = spec.training
         count = data.order.num_steps(training.prompts_per_step, training.steps, training.epochs)
         position = Position()
@@ -73,6 +74,11 @@ class Expected:
 
     def batch(self, step: int) -> Batch:
         """What the step has to be trained on."""
+        if step not in self._batches:
+            self._batches[step] = self._batch(step)
+        return self._batches[step]
+
+    def _batch(self, step: int) -> Batch:
         samples = self.steps[step]
         responses = [sample.tokens for sample in samples]
         reference = None

@@ -113,6 +113,26 @@ def make_spec(rng: random.Random, max_tokens: int, deadline_s: float) -> JobSpec
         limit = "max_usd" if priced else "max_function_seconds"
         most = log_uniform(rng, 3, 300) * (1 / 3600 if priced else 1)
         raw["budget"] = {limit: most, "on_exceed": rng.choice(("pause", "pause", "fail"))}
+    return _valid(raw)
+
+
+def change_spec(spec: JobSpec, rng: random.Random) -> JobSpec:
+    """The job as it may be resumed: other limits and switches, the same result."""
+    raw: dict[str, Any] = spec.model_dump(exclude={"budget", "evaluation"})
+    priced = spec.rollout.price_usd_per_hour is not None
+    for name in ("rollout", "reward", "reference", "training"):
+        raw[name] |= _function(rng, priced)
+    raw["rollout"] |= {"max_instances": rng.randint(1, 6), "max_batch": rng.choice((0, 1, 3))}
+    raw["training"] |= {
+        "checkpoint_every": rng.randint(1, 4),
+        "keep_versions": rng.randint(1, 3),
+        "overlap": rng.random() < 0.5,
+    }
+    raw["scheduling"] = _scheduling(rng)
+    return _valid(raw).model_copy(update={"budget": spec.budget, "evaluation": spec.evaluation})
+
+
+def _valid(raw: dict[str, Any]) -> JobSpec:
     try:
         return JobSpec.model_validate(raw)
     except ValidationError:  # an overlap in which nothing would be computed

@@ -18,6 +18,7 @@ from rlhfless.spec import JobSpec
 from simulator.clock import Deadlock, Livelock, describe_waiters
 from simulator.fuzz import invariants
 from simulator.fuzz.chaos import chaos
+from simulator.fuzz.jobs import change_spec
 from simulator.fuzz.loop import FuzzLoop
 from simulator.fuzz.schedule import Case, Fate, make_case
 from simulator.fuzz.trace import Trace, Violation
@@ -35,12 +36,12 @@ LIVES = Fate("lives")
 @dataclass(frozen=True)
 class Report:
     """What became of a seed. ``failure``: what must never happen and did, None if nothing did;
-    ``trace``: the story, line by line; ``digest`` of it."""
+    ``trace``: its story; ``digest`` of it."""
 
     seed: int
     failure: str | None
     digest: str
-    trace: tuple[str, ...]
+    trace: Trace
     virtual_s: float
     controllers: int
     faults: Counter[str]
@@ -67,10 +68,9 @@ def run_case(case: Case, journal: Journal | None = None) -> Report:
             failure = f"{type(found).__name__}: {found}"
         except Exception as found:  # the harness's boundary: a report says what went wrong
             failure = "".join(traceback.format_exception(found))
-    lines = tuple(trace.lines())
     faults = game.world.chance.counts
     return Report(
-        case.seed, failure, trace.digest(), lines, loop.time(), len(game.world.runs), faults
+        case.seed, failure, trace.digest(), trace, loop.time(), len(game.world.runs), faults
     )
 
 
@@ -91,6 +91,7 @@ class _Game:
         self._case = case
         self._trace = trace
         self._spec: JobSpec = case.spec
+        self._changes = random.Random(f"changes {case.seed}")
         self._unheard: list[str] = []
 
     async def play(self) -> None:
@@ -139,6 +140,8 @@ class _Game:
         return [run for run in self.world.runs if not run.life.ended.is_set()]
 
     async def _control(self, fate: Fate) -> Run:
+        if self._case.changes and self.world.runs:
+            self._spec = change_spec(self._spec, self._changes)
         kill_at = fate.crossing if fate.ending in ("killed", "stale") else 0
         run = self.world.begin(self._spec, kill_at)
         look = asyncio.create_task(self._look(run), name="auditor")
@@ -242,7 +245,7 @@ class _Game:
             for name in ("max_usd", "max_function_seconds")
             if (value := getattr(budget, name)) is not None
         }
-        self._spec = run.spec.model_copy(update={"budget": budget.model_copy(update=more)})
+        self._spec = self._spec.model_copy(update={"budget": budget.model_copy(update=more)})
 
 
 def _over_budget(error: BaseException) -> bool:

@@ -60,7 +60,8 @@ class Case:
     each node that is; ``straggler``: their share and how much slower they are. ``rates`` of faults,
     ``budget`` of them. ``thread_s``: mean seconds of work in threads. ``linger_s``: instances of a
     killed controller die after so long. ``whims``: chance that a sample is moved at a look,
-    ``simulator.fuzz.whims``; 0: the real policies decide."""
+    ``simulator.fuzz.whims``; 0: the real policies decide. ``changes``: whether the job is resumed
+    with other limits and switches each time."""
 
     seed: int
     spec: JobSpec
@@ -77,6 +78,7 @@ class Case:
     thread_s: float
     linger_s: float
     whims: float
+    changes: bool
     fates: tuple[Fate, ...]
 
     @property
@@ -112,6 +114,7 @@ def make_case(seed: int) -> Case:
         thread_s=rng.choice((0.0, 0.002, 0.05)),
         linger_s=rng.choice((0.0, 0.0, 0.5)),
         whims=rng.choice((0.0, 0.0, 0.1, 0.3, 0.6)),
+        changes=rng.random() < 0.4,
         fates=_fates(rng),
     )
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfless.messages import Prompt, RewardDone, RewardFunction, RewardRequest
+from rlhfless.messages import Prompt, RewardDone, RewardRequest
 from simulator.random_numbers import hashed
 
 _TOKENS = 50_000
@@ -27,12 +27,13 @@ Floats = NDArray[np.float32]
 
 def tokens(sample_seed: int, start: int, count: int) -> list[int]:
     """Of the response of the sample with this seed."""
-    return _tokens(sample_seed, _size(start + count))[start : start + count]
+    return _made(sample_seed, _size(start + count))[0][start : start + count]
 
 
 def logprobs(sample_seed: int, version: int, start: int, count: int) -> bytes:
     """Float32 LE, as ``version`` gives them."""
-    part = _fractions(sample_seed, _size(start + count))[start : start + count] - (1 + version)
+    fractions = _made(sample_seed, _size(start + count))[1]
+    part = fractions[start : start + count] - np.float32(1 + version)
     data: bytes = part.astype("<f4").tobytes()
     return data
 
@@ -47,8 +48,7 @@ def reference(prompt: Sequence[int], response: Sequence[int]) -> Floats:
 
 def score(function: str, prompt: Prompt, response: Sequence[int]) -> float | None:
     """Of one reward function: now and then it does not apply."""
-    key = _key("score", function, repr(prompt), tuple(response))
-    return None if key % 7 == 0 else (key // 7 % 33 - 16) / 8
+    return _score(function, repr(prompt), tuple(response))
 
 
 def total(weights: Sequence[float], scores: Sequence[float | None]) -> float:
@@ -70,30 +70,24 @@ def rewards(request: RewardRequest) -> RewardDone:
     )
 
 
-def total_of(functions: Sequence[RewardFunction], prompt: Prompt, ids: Sequence[int]) -> float:
-    """What ``rewards`` gives one sample."""
-    scores = [score(function.name, prompt, ids) for function in functions]
-    return total([function.weight for function in functions], scores)
-
-
 def _size(count: int) -> int:
     """Sizes are few, so that what was made is found again."""
     return 1 << max(6, (count - 1).bit_length())
 
 
 @lru_cache(maxsize=4096)
-def _tokens(sample_seed: int, count: int) -> list[int]:
-    noise = hashed(sample_seed, _TOKEN, np.arange(count, dtype=np.uint64))
-    found: list[int] = (np.uint64(3) + noise % np.uint64(_TOKENS)).tolist()
-    return found
+def _score(function: str, prompt: str, response: tuple[int, ...]) -> float | None:
+    key = _key("score", function, prompt, response)
+    return None if key % 7 == 0 else (key // 7 % 33 - 16) / 8
 
 
 @lru_cache(maxsize=4096)
-def _fractions(sample_seed: int, count: int) -> Floats:
-    """In (-1, 0]."""
+def _made(sample_seed: int, count: int) -> tuple[list[int], Floats]:
+    """Tokens, and numbers in (-1, 0]."""
     noise = hashed(sample_seed, _TOKEN, np.arange(count, dtype=np.uint64))
-    values: Floats = -(noise // np.uint64(_TOKENS) % np.uint64(_PER_UNIT)).astype(np.float32)
-    return values / np.float32(_PER_UNIT)
+    rest, token = np.divmod(noise, np.uint64(_TOKENS))
+    fractions = (rest % np.uint64(_PER_UNIT)).astype(np.float32) / np.float32(-_PER_UNIT)
+    return (token + np.uint64(3)).tolist(), fractions
 
 
 def _key(*parts: object) -> int:

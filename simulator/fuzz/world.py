@@ -36,7 +36,7 @@ from simulator.platform.costs import Costs
 from simulator.platform.lengths import Responses
 from simulator.scenario import Scenario
 
-LOOK_EVERY_S = 0.37
+LOOK_EVERY_S = 0.91
 """How often the ledger is held against what runs."""
 
 
