@@ -44,6 +44,8 @@ class Rebalancer:
         self._every_s = every_s
         self._moved_s: dict[str, float] = {}
         self._began_s = asyncio.get_running_loop().time()
+        self._first_s: float | None = None
+        self._promised_s = -math.inf
         self._looked_s = -math.inf
         self._left_s = 0.0
 
@@ -51,7 +53,7 @@ class Rebalancer:
         if "decode" not in self._plan.cost.measured:
             return  # nothing to weigh a move with
         loads = self._look(rollout)
-        if len(loads) < 2:
+        if len(loads) < 2 or not loads.accept.any():
             return
         spec = self._job.spec
         rules = MoveRules(
@@ -62,7 +64,10 @@ class Rebalancer:
             latest_s=self._latest_s(),
         )
         # In a thread: where much is worth moving it takes tenths of a second, and streams go on.
+        now_s = asyncio.get_running_loop().time()
         planned = await asyncio.to_thread(plan_moves, loads, self._plan.cost, rules)
+        if self._promised_s == -math.inf:
+            self._promised_s = now_s + planned.before.seconds
         actors = {actor.name: actor for actor in rollout.actors}  # some may have ended
         together: dict[tuple[str, str], list[str]] = {}
         for move in planned.moves:
@@ -73,12 +78,17 @@ class Rebalancer:
             await rollout.move(actors[source], actors[target], ids)
 
     def _latest_s(self) -> float:
-        """Seconds from now by which all must be done."""
+        """Seconds from now by which all must be done: ``max_slowdown`` times what static scheduling
+        would take from the first token on, or what was expected when it was first looked at. What
+        moves themselves put off does not move it."""
         slowdown, reference = self._job.spec.objective.max_slowdown, self._plan.reference
         if slowdown is None or reference is None:
             return math.inf
-        elapsed_s = asyncio.get_running_loop().time() - self._began_s
-        return max(0.0, slowdown * reference[0] - elapsed_s)
+        now_s = asyncio.get_running_loop().time()
+        if self._first_s is None:
+            self._first_s = now_s
+        by_s = max(self._first_s + slowdown * reference[0], self._promised_s)
+        return max(0.0, by_s - now_s)
 
     def remaining_s(self, rollout: Rollout) -> float:
         """Predicted seconds until the last sample that runs is done; since the last look they have

@@ -63,7 +63,8 @@ class _Planner:
         self._weights = (weight / max(time_0, 1e-9), (1 - weight) / max(held_0, 1e-9))
         """Of a second of the end, and of a function-second, in the score."""
         self._before = self._outlook(self._state)
-        self._latest_s = max(rules.latest_s, self._before.seconds)
+        late = self._before.seconds > rules.latest_s
+        self._latest_s = (1 - rules.margin) * self._before.seconds if late else rules.latest_s
         share = min(1.0, rules.margin_actors / max(1, len(loads)))
         self._least_gain = max(rules.margin * share * self._before.score, 1e-9)
 
