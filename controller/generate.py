@@ -23,8 +23,8 @@ from rlhfless.messages import PrefillDone
 
 _log = logging.getLogger(__name__)
 
-LOOKS = 100
-"""At a rollout, in its predicted time: what changes between two of them is a hundredth of it, and
+LOOKS = 50
+"""At a rollout, in its predicted time: what changes between two of them is a fiftieth of it, and
 looks at a long rollout of many samples cost less than they gain."""
 MOST_S = 5.0
 """Seconds between looks at most: a prediction may be wrong."""
