@@ -123,12 +123,19 @@ def by_work(calls: Iterable[CallSpan], prior: Linear) -> Linear | None:
 
 def carrying(timeline: Timeline) -> dict[FunctionName, float]:
     """Seconds of a call beyond the function's work on it, by function: the median, so that calls
-    that waited for an instance do not count."""
+    that waited for an instance do not count. Of a rollout call, beyond what its result accounts
+    for: what the engine does around its loop is no part of prefill or decoding."""
     return {
-        function: median(call.end_s - call.start_s - call.busy_s for call in calls)
+        function: median(call.end_s - call.start_s - _accounted_s(call) for call in calls)
         for function, calls in timeline.worked.items()
         if calls
     }
+
+
+def _accounted_s(call: CallSpan) -> float:
+    if call.function == "rollout" and call.work > 0:
+        return min(call.busy_s, call.load_s + call.work)
+    return call.busy_s
 
 
 def this_machine() -> str:

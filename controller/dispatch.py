@@ -28,6 +28,7 @@ from rlhfless.messages import (
     LogprobsRequest,
     Request,
     RewardRequest,
+    RolloutDone,
     SteerRequest,
 )
 
@@ -61,21 +62,25 @@ class Dispatcher:
     async def stream(self, request: Request) -> AsyncGenerator[AnyFrame]:
         """One attempt of a call: its frames, heartbeats left out, the terminal frame last.
 
-        Books the call's wall time and, of that, the seconds the function worked.
+        Books the call's wall time and, of that, the seconds the function worked; what on, as far as
+        request or result tell.
         """
         function, _ = ROUTES[type(request)]
         loop = asyncio.get_running_loop()
         start_s = loop.time()
         busy_s = load_s = 0.0
+        work = _work(request)
         try:
             async with aclosing(self.platform.invoke(request)) as frames:
                 async for frame in frames:
                     if isinstance(frame, Heartbeat):
                         busy_s, load_s = frame.busy_s, frame.load_s
-                    else:
-                        yield frame
+                        continue
+                    if isinstance(frame, RolloutDone):
+                        work = _told_s(frame)
+                    yield frame
         finally:
-            self.timeline.add(function, start_s, loop.time(), busy_s, load_s, _work(request))
+            self.timeline.add(function, start_s, loop.time(), busy_s, load_s, work)
 
     async def steer(self, request: SteerRequest) -> bool:
         """Change a running call; False if it cannot be changed (``Platform.steer``)."""
@@ -120,7 +125,13 @@ class Dispatcher:
         return last
 
 
-def _work(request: Request) -> int:
+def _told_s(done: RolloutDone) -> float:
+    """Seconds of a rollout call that its result accounts for."""
+    loaded_s = done.weights_pull_s + done.kv_load_s + done.kv_publish_s
+    return done.prefill_s + done.decode_s + loaded_s
+
+
+def _work(request: Request) -> float:
     """What a call's time depends on, where its answer does not say: samples of a reward call,
     tokens of a log-probs or gradients call."""
     match request:

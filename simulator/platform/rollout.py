@@ -2,9 +2,9 @@
 
 The batch (``simulator.platform.batch``) says what happens when; this tells it to the controller as
 an engine would: tokens of every row at each progress report, a row's last tokens and its end as
-they come, what was given up, and the counters at the end. Ends that come within ``FLUSH`` of the
-call's expected time are told together, so that a call of thousands of rows makes hundreds of
-frames.
+they come, what was given up, and the counters at the end. Ends that come within ``FLUSH_S`` are
+told together, as the rollout function's engine does, and those within ``FLUSH`` of the call's
+expected time, so that a call of thousands of rows makes hundreds of frames.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from simulator.roofline import EngineCost
 
 FLUSH = 0.005
 """Share of a call's expected seconds."""
+FLUSH_S = 0.05
+"""What the engine's stream collects before it sends (``functions.rollout.generation``)."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class RolloutCall:
         loop = asyncio.get_running_loop()
         batch, instance = self._batch, self.instance
         progress_s = loop.time() + self.request.progress_s
-        flush_s = FLUSH * self._expected_s()
+        flush_s = max(FLUSH_S, FLUSH * self._expected_s())
         while batch.busy or batch.ended or self._changes:
             limit_s = min(progress_s, ends_s)
             flush_at_s = loop.time() + flush_s

@@ -35,6 +35,12 @@ def test_carrying_leaves_out_calls_that_waited() -> None:
     assert carrying(timeline) == {"reward": pytest.approx(3e-3)}
 
 
+def test_carrying_a_rollout_is_all_that_its_result_does_not_account_for() -> None:
+    timeline = Timeline()
+    timeline.add("rollout", 0.0, 1.010, busy_s=1.0, load_s=0.5, work=0.495)
+    assert carrying(timeline) == {"rollout": pytest.approx(0.015)}
+
+
 def test_what_was_measured_is_told() -> None:
     calls = [
         cost_model.decode(60, 60 * rows, 60 * rows * 30, 60 * (1e-3 + 1e-5 * rows + 3e-6 * rows))
