@@ -76,16 +76,19 @@ def candidates(items: Items, num_actors: int, strategy: str, situation: Situatio
     """The assignments of ``strategy`` to so many actors."""
     longest_s, token_s, context_s = situation.cost.coefficients["decode"]
     work = token_s * items.remaining + context_s * items.context
+    each_s = work.sum().item() / max(
+        items.remaining.sum().item(), 1e-9
+    )  # of a token, attention too
     match strategy:
         case "random":
             return [random_equal(items, num_actors, situation.seed)]
         case "balanced":
             return [
                 balanced(items, num_actors, work),
-                finishing_together(items, num_actors, longest_s, token_s),
+                finishing_together(items, num_actors, longest_s, each_s),
             ]
         case "sorted":
-            return [length_sorted(items, num_actors, longest_s, token_s)]
+            return [length_sorted(items, num_actors, longest_s, each_s)]
         case "group_affine":
             return [group_affine(items, num_actors, work)]
         case _:
