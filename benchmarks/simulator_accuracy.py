@@ -8,9 +8,9 @@ lengths come from a *calibration run*: another run, of another seed and, where c
 of another number of actors. Compared are the median step and the function-seconds held a step,
 those of the warm-up left out on both sides.
 
-A run of real computing during which other processes took more than ``BUSY`` cores says little about
-either side: it is made again, up to ``TRIES`` times, and the quietest counts. The same holds for
-calibration runs.
+Real computing waits until other processes leave the machine alone, and a run during which they took
+more than ``BUSY`` cores all the same is made again, up to ``TRIES`` times; the quietest counts. The
+same holds for calibration runs. Work that is slept is hardly disturbed.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ CALIBRATED_WITH = 6
 """Actors of the calibration run where computing is slept."""
 BUSY = 0.1
 TRIES = 8
+LOOK_S, PATIENCE_S = 2.0, 120.0
+"""Seconds of a look at what others do, and how long their end is waited for."""
 BEGIN, END = "<!-- simulator_accuracy -->", "<!-- end of simulator_accuracy -->"
 
 
@@ -236,10 +238,12 @@ def cases(quick: bool, folder: Path) -> Iterator[Case]:
 
 
 def run(job: Compared, folder: Path, name: str) -> Made:
-    """The job, when the machine is as quiet as it gets; work that is slept is not disturbed."""
+    """The job, when the machine is as quiet as it gets."""
     runs: list[tuple[float, Made]] = []
     tries = 1 if job.apps else TRIES
     while len(runs) < tries and (not runs or min(taken for taken, _ in runs) > BUSY):
+        if not job.apps:
+            _await_quiet()
         place = folder / f"{name}-{len(runs)}".replace(" ", "-")
         with Others() as others:
             made = make(job.spec, str(place), job.apps)
@@ -247,6 +251,15 @@ def run(job: Compared, folder: Path, name: str) -> Made:
     taken, made = min(runs, key=lambda each: each[0])
     print(f"  {name}: others took {taken:.2f} cores (try {len(runs)})", flush=True)
     return made
+
+
+def _await_quiet() -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while time.monotonic() < give_up:
+        with Others() as others:
+            time.sleep(LOOK_S)
+        if others.cores <= BUSY:
+            return
 
 
 class Others:
