@@ -1,9 +1,9 @@
 """What goes wrong between a controller and its functions: the network, and answers on it.
 
-Calls are refused, lost before they arrive, amid their
-stream, or after the work is done; frames come late, twice or in pieces; changes to running calls
-are refused, come late, or are taken though the answer says they are not; a call whose caller has
-gone may go on for a while. What dies by itself (instances) is ``simulator.fuzz.chaos``'s.
+Calls are refused, lost before they arrive, amid their stream, or after the work is done; frames
+come late, twice or in pieces; changes to running calls are refused, come late, or are taken though
+the answer says they are not; a call whose caller has gone may go on for a while. What dies by
+itself (instances) is ``simulator.fuzz.chaos``'s.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rlhfless.messages import (
 from simulator.fuzz.answers import AnsweringPlatform
 from simulator.fuzz.chance import Chance
 from simulator.fuzz.life import Life
+from simulator.fuzz.trace import Violation
 from simulator.fuzz.witness import Witness
 
 
@@ -122,14 +123,14 @@ class FaultyPlatform:
 
     async def _orphaned(self, request: Request) -> AsyncGenerator[AnyFrame]:
         """The call, which goes on when its caller goes away."""
-        queue: asyncio.Queue[AnyFrame | RlhflessError] = asyncio.Queue()
+        queue: asyncio.Queue[AnyFrame | Exception] = asyncio.Queue()
 
         async def carry() -> None:
             try:
                 async with aclosing(self.inner.invoke(request)) as frames:
                     async for frame in frames:
                         queue.put_nowait(frame)
-            except RlhflessError as error:
+            except (RlhflessError, Violation) as error:
                 queue.put_nowait(error)
 
         task = asyncio.get_running_loop().create_task(carry(), name=f"orphan {request.call.id}")
@@ -137,7 +138,7 @@ class FaultyPlatform:
         task.add_done_callback(self.orphans.discard)
         while True:
             frame = await queue.get()
-            if isinstance(frame, RlhflessError):
+            if isinstance(frame, Exception):
                 raise frame
             yield frame
 

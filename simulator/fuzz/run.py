@@ -101,8 +101,7 @@ class _Game:
         try:
             await self._controllers()
         finally:
-            instances_die.cancel()
-            await asyncio.gather(instances_die, return_exceptions=True)
+            await _end([instances_die])
         await self._settle()
         self._check_unheard()
         await invariants.check_end(self.world)
@@ -144,7 +143,7 @@ class _Game:
             self._spec = change_spec(self._spec, self._changes)
         kill_at = fate.crossing if fate.ending in ("killed", "stale") else 0
         run = self.world.begin(self._spec, kill_at)
-        look = asyncio.create_task(self._look(run), name="auditor")
+        look = asyncio.create_task(self._look(run), name=f"auditor-{run.life.number}")
         limit_s = fate.after_s if fate.ending in ("stopped", "stale") else LONGEST_S
         try:
             async with asyncio.timeout(limit_s):
@@ -157,7 +156,7 @@ class _Game:
                 waiters = describe_waiters(asyncio.get_running_loop())
                 raise Violation(f"controller {run.life.number} does not end:\n{waiters}") from None
         finally:
-            look.cancel()
+            await _end([look])
         await self._bury_the_dead()
         return run
 
@@ -193,10 +192,7 @@ class _Game:
             run.life.kill()
             await run.life.ended.wait()
         await self._bury_the_dead()
-        orphans = [task for run in self.world.runs for task in run.faulty.orphans]
-        for task in orphans:
-            task.cancel()
-        await asyncio.gather(*orphans, return_exceptions=True)
+        await _end([task for run in self.world.runs for task in run.faulty.orphans])
         me = asyncio.current_task()
         left = sorted(t.get_name() for t in asyncio.all_tasks() if t is not me)
         if left:
@@ -246,6 +242,15 @@ class _Game:
             if (value := getattr(budget, name)) is not None
         }
         self._spec = self._spec.model_copy(update={"budget": budget.model_copy(update=more)})
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel tasks; whatever else ended one of them is raised."""
+    for task in tasks:
+        task.cancel()
+    for found in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(found, Exception):  # not that it was cancelled
+            raise found
 
 
 def _over_budget(error: BaseException) -> bool:

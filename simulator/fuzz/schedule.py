@@ -31,7 +31,7 @@ NETWORK_FAULTS = (
 STEER_FAULTS = ("steer_refused", "steer_slow", "steer_repeated", "steer_unheard")
 STORE_FAULTS = (
     "journal_slow", "journal_lost", "journal_full", "journal_unheard",
-    "objects_lost", "objects_full", "objects_unheard",
+    "objects_lost", "objects_full", "objects_unheard", "samples_full",
 )  # fmt: skip
 INSTANCE_FAULTS = ("crash", "preempt")
 """Rates of these are per second of virtual time."""
@@ -125,6 +125,8 @@ def _rates(rng: random.Random) -> dict[str, float]:
     rates = {kind: log_uniform(rng, 0.002, 0.2) for kind in NETWORK_FAULTS if rng.random() < 0.3}
     rates |= {kind: log_uniform(rng, 0.05, 0.5) for kind in STEER_FAULTS if rng.random() < 0.3}
     rates |= {kind: log_uniform(rng, 0.002, 0.05) for kind in STORE_FAULTS if rng.random() < 0.15}
+    if "samples_full" in rates:  # a step keeps them once
+        rates["samples_full"] *= 10
     rates |= {kind: log_uniform(rng, 0.01, 1) for kind in INSTANCE_FAULTS if rng.random() < 0.25}
     return rates
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from controller.books import Books, keeping
 from controller.dataset import PromptOrder
@@ -16,6 +17,7 @@ from controller.journal import Journal
 from controller.orchestrator import Orchestrator, Outcome
 from controller.timeline import Timeline
 from controller.tokenizer import PromptTokenizer
+from rlhfless.errors import CapacityError
 from rlhfless.messages import SampleTask
 from rlhfless.spec import JobSpec
 from simulator.fuzz.answers import AnsweringPlatform
@@ -175,7 +177,7 @@ class World:
                     ledger=run.ledger,
                     books=books,
                     observe=lambda event: self._observe(life, event),
-                    keep_samples=self._keep_samples,
+                    keep_samples=partial(self._keep_samples, life),
                 )
                 return await Orchestrator(job, "weights").run()
         finally:
@@ -187,7 +189,10 @@ class World:
             self.trace.note(f"[{life.number}] {event.kind}", event.message)
             self.events.append(event)
 
-    def _keep_samples(self, kept: StepSamples) -> None:
+    def _keep_samples(self, life: Life, kept: StepSamples) -> None:
+        life.cross("keep_samples", kept.step)
+        if self.chance.strikes("samples_full", kept.step):
+            raise CapacityError("cannot write the samples: no space left")
         names = [sample.id for sample in kept.samples]
         if names != [sample.id for sample in self.expected.steps[kept.step]]:
             raise Violation(f"the samples of step {kept.step} are {names}")
