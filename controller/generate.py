@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,9 @@ _log = logging.getLogger(__name__)
 LOOKS = 50
 """At a rollout, in its predicted time: what changes between two of them is a fiftieth of it, and
 looks at a long rollout of many samples cost less than they gain."""
+SAMPLES = 512
+"""Samples that are looked at so often. The more there are the rarer: a look, and the reports it is
+made from, cost in proportion to them. Of four times as many half as often."""
 MOST_S = 5.0
 """Seconds between looks at most: a prediction may be wrong."""
 
@@ -41,7 +45,7 @@ async def generate(
 ) -> RolloutStats:
     """Generate what ``plan`` assigns; ``prompts[g]`` is the prompt of group g. With ``standby``,
     instances may be let go as their actors run dry."""
-    look_s = _look_s(plan)
+    look_s = _look_s(plan, len(collector.samples))
     rebalancer = Rebalancer(job, plan, [plan.forecasts[prompt.key] for prompt in prompts], look_s)
     prefills: list[PrefillDone] = []
     task = replace(task, progress_s=look_s)
@@ -73,10 +77,11 @@ async def generate(
     return stats
 
 
-def _look_s(plan: RolloutPlan) -> float:
+def _look_s(plan: RolloutPlan, num_samples: int) -> float:
     """Seconds between reports of the engines, and between looks at them."""
     predicted_s = None if plan.decision is None else plan.decision.chosen.seconds
-    return LOOK_S if predicted_s is None else min(MOST_S, max(LOOK_S, predicted_s / LOOKS))
+    rarer = math.sqrt(max(1.0, num_samples / SAMPLES))
+    return min(MOST_S, rarer * max(LOOK_S, (predicted_s or 0.0) / LOOKS))
 
 
 async def _prefill(

@@ -52,9 +52,10 @@ class Rebalancer:
     async def __call__(self, rollout: Rollout) -> None:
         if "decode" not in self._plan.cost.measured:
             return  # nothing to weigh a move with
+        running = rollout.running
+        if len(running) < 2 or not any(map(_accepts, running)):
+            return  # nobody could take anything
         loads = self._look(rollout)
-        if len(loads) < 2 or not loads.accept.any():
-            return
         spec = self._job.spec
         rules = MoveRules(
             time_weight=spec.objective.time_weight,
@@ -95,6 +96,8 @@ class Rebalancer:
         gone by."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._looked_s >= self._every_s:
+            if self._looked_s > -math.inf and not any(map(_streams, rollout.running)):
+                return self._left_s  # nothing has gone by
             self._look(rollout)
         return max(0.0, self._left_s - (now_s - self._looked_s))
 
@@ -113,8 +116,7 @@ class Rebalancer:
         remaining, late = self._further(collector, place)
         self._looked_s = now_s
         self._left_s = self._plan.cost.decode_s(remaining.max(initial=0.0).item(), 0, 0)
-        streaming = [a.call is not None and a.call.began_s is not None for a in actors]
-        steerable = [a.call is not None and a.call.steerable for a in actors]
+        streaming = list(map(_streams, actors))
         starting_s = 0.0 if all(streaming) else self._starting_s(len(actors), now_s)
         capacity, size = self._plan.capacity, len(actors)
         return Loads(
@@ -123,7 +125,7 @@ class Rebalancer:
             kv_tokens=np.full(size, capacity.kv_tokens),
             slowdown=np.array([self._slowdown(actor) for actor in actors], np.float64),
             ready_s=np.where(streaming, 0.0, starting_s),
-            accept=np.array(streaming, np.bool_) & np.array(steerable, np.bool_),
+            accept=np.array(list(map(_accepts, actors)), np.bool_),
             actor=owner,
             ids=[collector.ids[i] for i in place.tolist()],
             group=collector.group[place],
@@ -185,3 +187,12 @@ class Rebalancer:
         )
         measured_s = newest.at_s - first.at_s
         return min(8.0, max(0.5, (measured_s + DOUBT_S) / (expected_s + DOUBT_S)))
+
+
+def _streams(actor: Actor) -> bool:
+    return actor.call is not None and actor.call.began_s is not None
+
+
+def _accepts(actor: Actor) -> bool:
+    """Whether its call can take samples in."""
+    return actor.call is not None and actor.call.began_s is not None and actor.call.steerable
