@@ -15,6 +15,14 @@ FIRST = 3
 FEWEST = FIRST + 3
 """Steps to simulate at least: the first, an ordinary one, one that saves a checkpoint, the last."""
 
+USUAL, USUAL_SAMPLES = 12, 100_000
+"""Steps to simulate where nobody says how many, and samples they may have in all."""
+
+
+def usual_steps(samples_per_step: int) -> int:
+    """How many steps of a long job to simulate: fewer of those that take long to simulate."""
+    return max(FEWEST, min(USUAL, USUAL_SAMPLES // samples_per_step))
+
 
 @dataclass(frozen=True)
 class Chosen:

@@ -80,12 +80,14 @@ def make_scenario(
     else:
         workload, about_lengths = CutWorkload(replay, spec.rollout.max_tokens), []
     assumptions = dict.fromkeys([*assumed, *assumed_too, *about_lengths])
+    drafting = given.drafting
     return Scenario(
         prompts=prompts,
         evaluation=evaluation,
         workload=workload,
         shape=shape,
         measurements=measurements,
+        drafting=None if drafting is None else Drafting(drafting.tokens, drafting.acceptance),
         assumptions=tuple(assumptions),
     )
 

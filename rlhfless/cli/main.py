@@ -139,8 +139,8 @@ def simulate(
     ] = None,
     steps: Annotated[
         str,
-        typer.Option(metavar="N|all", help="Steps simulated; the rest is extrapolated."),
-    ] = "12",
+        typer.Option(metavar="N|all", help="Steps to simulate, spread over the job; auto; all."),
+    ] = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="In place of the job's seed.")] = None,
     overrides: Overrides = None,
     out: Annotated[

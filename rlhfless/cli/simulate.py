@@ -16,6 +16,7 @@ from rlhfless.spec_file import load_spec
 
 if TYPE_CHECKING:
     from rlhfless.cli.simulation_runs import Runner
+    from rlhfless.spec import JobSpec
     from simulator.report.contents import Report
 
 
@@ -130,9 +131,9 @@ def _runner(wishes: Wishes) -> Runner:
     from simulator.known_clusters import default_cluster, find_cluster
     from simulator.replay import read_replay
 
-    max_steps = _max_steps(wishes.steps)
     seed = () if wishes.seed is None else (f"seed={wishes.seed}",)
     spec = load_spec(wishes.job, (*wishes.overrides, *seed))
+    max_steps = _max_steps(wishes.steps, spec)
     replay = None if wishes.replay is None else read_replay(wishes.replay)
     measured = None if replay is None else replay.measurements
     if wishes.calibrate is not None:
@@ -148,11 +149,15 @@ def _runner(wishes: Wishes) -> Runner:
     )
 
 
-def _max_steps(steps: str) -> int | None:
+def _max_steps(steps: str, spec: JobSpec) -> int | None:
+    from simulator.sampling import usual_steps
+
     if steps == "all":
         return None
+    if steps == "auto":
+        return usual_steps(spec.training.prompts_per_step * spec.algorithm.group_size)
     if not (steps.isascii() and steps.isdigit()) or int(steps) < 1:
-        raise UserError(f"--steps {steps}: write a number of steps, or all", param="--steps")
+        raise UserError(f"--steps {steps}: write a number of steps, auto or all", param="--steps")
     return int(steps)
 
 

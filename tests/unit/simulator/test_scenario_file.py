@@ -236,3 +236,12 @@ def test_examples_say_all_that_is_needed(path: Path, workload: Path) -> None:
     assert found.assumptions == ()
     assert spec.training.prompts_per_step * spec.algorithm.group_size == 512
     assert found.workload.lengths(keys_of(["a"]), 8, 0, 0).max() <= 2048
+
+
+def test_drafting_is_what_the_workload_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "workload.yaml"
+    path.write_text("drafting: {acceptance: 0.6}\n")
+    drafting = make_scenario(job(), workload_path=str(path)).drafting
+    assert drafting is not None
+    assert (drafting.tokens, drafting.acceptance) == (7, 0.6)
+    assert make_scenario(job()).drafting is None
