@@ -161,7 +161,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         (["--sweep", "rollout.max_instance=1:2"], "did you mean max_instances?"),
         (["--sweep", "seed=1:2", "--budget", "3"], "ask one"),
         (["--budget", "-3"], "no amount of money"),
-        (["--steps", "0"], "--steps 0: write a number of steps, or all"),
+        (["--steps", "0"], "--steps 0: write a number of steps, auto or all"),
         (["--steps", "many"], "--steps many"),
         (["--set", "rollout.max_instance=2"], "did you mean max_instances?"),
     ],
