@@ -221,6 +221,7 @@ class Lives:
             return
         instance.life = "ready"
         instance.used_s = _now()
+        slots.has_room(instance)
         self._ledger.phase(instance.id, "idle", _now())
         if instance.draining:
             self.end(instance)

@@ -206,6 +206,7 @@ class SimulatedPlatform:
     def _release(self, slots: Slots, instance: SimulatedInstance) -> None:
         instance.calls -= 1
         instance.used_s = _now()
+        slots.has_room(instance)
         if instance.calls or instance.life != "ready":
             return
         if instance.draining:

@@ -18,15 +18,23 @@ class Slots:
     instances: dict[str, SimulatedInstance] = field(default_factory=dict)
     waiting: deque[asyncio.Future[SimulatedInstance]] = field(default_factory=deque)
     started: int = 0
+    free: dict[SimulatedInstance, None] = field(default_factory=dict)
+    """Those that may have room, in the order in which they came to have it."""
 
     def pick(self) -> SimulatedInstance | None:
-        """A ready instance with room: the one with the fewest calls, then the one used last."""
-        free = [
-            each
-            for each in self.instances.values()
-            if each.life == "ready" and not each.draining and each.calls < self.concurrency
-        ]
-        return min(free, key=lambda i: (i.calls, -i.used_s), default=None)
+        """A ready instance with room: the one used last."""
+        while self.free:
+            instance = next(reversed(self.free))
+            ready = instance.life == "ready" and not instance.draining
+            if ready and instance.calls < self.concurrency:
+                return instance
+            del self.free[instance]
+        return None
+
+    def has_room(self, instance: SimulatedInstance) -> None:
+        """It became ready, or a call on it ended."""
+        self.free.pop(instance, None)
+        self.free[instance] = None
 
     @property
     def concurrency(self) -> int:
@@ -44,6 +52,8 @@ class Slots:
     @property
     def missing(self) -> int:
         """Instances to start for the calls that wait."""
+        if not self.waiting:
+            return 0
         coming = sum(i.life == "starting" and not i.draining for i in self.instances.values())
         wanted = -(-self._num_waiting // self.concurrency) - coming
         awake = sum(i.life in ("starting", "ready") for i in self.instances.values())
