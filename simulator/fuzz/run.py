@@ -122,7 +122,8 @@ class _Game:
         fates: Iterator[Fate] = iter(self._case.fates)
         while len(self.world.runs) < MOST_CONTROLLERS:
             fate = next(fates, LIVES)
-            harmless = self.world.chance.left <= 0 and fate is LIVES and not self._others()
+            calm = self.world.chance.left <= 0 and not self._case.spot
+            harmless = calm and fate is LIVES and not self._others()
             run = await self._control(fate)
             self._check_unheard()
             if fate.ending == "stale" and not run.life.ended.is_set():

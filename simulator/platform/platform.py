@@ -119,7 +119,7 @@ class SimulatedPlatform:
         for instance in slots.instances.values():
             instance.retiring = False
         staying = slots.staying
-        for _ in range(count - len(staying)):
+        for _ in range(min(count - len(staying), slots.room)):
             self._lives.begin(slots)
         surplus = sorted(staying, key=lambda i: (i.calls > 0, i.used_s))
         for instance in surplus[: max(0, len(staying) - count)]:

@@ -56,8 +56,13 @@ class Slots:
             return 0
         coming = sum(i.life == "starting" and not i.draining for i in self.instances.values())
         wanted = -(-self._num_waiting // self.concurrency) - coming
+        return max(0, min(wanted, self.room))
+
+    @property
+    def room(self) -> int:
+        """Instances that may still be started. One that drains still holds its place."""
         awake = sum(i.life in ("starting", "ready") for i in self.instances.values())
-        return max(0, min(wanted, self.deployment.max_instances - awake))
+        return max(0, self.deployment.max_instances - awake)
 
     @property
     def _num_waiting(self) -> int:
