@@ -15,7 +15,7 @@ FIRST = 3
 FEWEST = FIRST + 3
 """Steps to simulate at least: the first, an ordinary one, one that saves a checkpoint, the last."""
 
-USUAL, USUAL_SAMPLES = 12, 100_000
+USUAL, USUAL_SAMPLES = 10, 100_000
 """Steps to simulate where nobody says how many, and samples they may have in all."""
 
 
