@@ -42,7 +42,7 @@ class FinishedSample(Struct, frozen=True, kw_only=True):
     versions: list[int]
 
 
-@dataclass
+@dataclass(slots=True)
 class _Response:
     """``finished``: what it became, which shares ``tokens``; nothing is appended to it after."""
 

@@ -82,11 +82,11 @@ class Standby:
         reference = self._plan.reference
         if reference is None or not self._weighs:
             return
-        idle = self._job.dispatcher.warm(function) - keep
-        if idle <= 0:
-            return
         gap = Gap(gap_s if self._after else None, self._plan.cost.cold_start_s(function))
         weight = min(self._job.spec.objective.time_weight, MOST_TIME_WEIGHT)
-        if decide(gap, weight, *reference).release:
+        if not decide(gap, weight, *reference).release:
+            return
+        idle = self._job.dispatcher.warm(function) - keep
+        if idle > 0:
             await self._job.dispatcher.platform.scale(function, keep)
             self.released += idle if function == "rollout" else 0

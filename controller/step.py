@@ -78,7 +78,8 @@ async def run_step(
     # 2.-4. Prefill and rollout; in its shadow rewards, reference and, with ``training.overlap``,
     # the beginning of the update.
     overlap = Overlap(job, plan, version, total_steps)
-    scoring = Scoring(job, step, plan.prompt_of, journal=journal, on_scored=overlap.add)
+    on_scored = overlap.add if job.spec.training.overlap else None
+    scoring = Scoring(job, step, plan.prompt_of, journal=journal, on_scored=on_scored)
     last = step + 1 == total_steps
     standby = Standby(job, rollout_plan, after=not last or job.spec.evaluation is not None)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from scaling.arrays import Floats
 from scaling.forecasts import Forecast
 
 
@@ -16,43 +19,34 @@ def score(
     is constant. ``coverage_pXX``: share of responses within the forecast's quantile (0.5 and 0.9
     are right). ``mean_error``: mean absolute error over the mean length.
     """
-    pairs = [(forecasts[key], n) for key, lengths in actual.items() for n in lengths]
-    if not pairs:
+    counts = [len(lengths) for lengths in actual.values()]
+    came = np.array([n for lengths in actual.values() for n in lengths], np.float64)
+    if not len(came):
         return {}
-    metrics = {
-        f"lengths/coverage_p{round(100 * q)}": sum(n <= f.quantile(q) for f, n in pairs)
-        / len(pairs)
-        for q in (0.5, 0.9)
-    }
-    total = sum(n for _, n in pairs)
-    metrics["lengths/mean_error"] = sum(abs(f.mean - n) for f, n in pairs) / max(1, total)
-    correlation = spearman([f.mean for f, _ in pairs], [float(n) for _, n in pairs])
+    metrics = {}
+    for q in (0.5, 0.9):
+        bounds = np.repeat([forecasts[key].quantile(q) for key in actual], counts)
+        metrics[f"lengths/coverage_p{round(100 * q)}"] = float((came <= bounds).mean())
+    means = np.repeat([forecasts[key].mean for key in actual], counts)
+    metrics["lengths/mean_error"] = float(np.abs(means - came).sum() / max(1.0, came.sum()))
+    correlation = spearman(means, came)
     if correlation is not None:
         metrics["lengths/rank_correlation"] = correlation
     return metrics
 
 
-def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
+def spearman(a: Floats, b: Floats) -> float | None:
     """Pearson's correlation of the ranks; None where one side does not vary."""
-    x, y = _ranks(a), _ranks(b)
-    mean = (len(x) + 1) / 2
-    xx = sum((i - mean) ** 2 for i in x)
-    yy = sum((j - mean) ** 2 for j in y)
+    x, y = _ranks(a) - (len(a) + 1) / 2, _ranks(b) - (len(b) + 1) / 2
+    xx, yy = float(x @ x), float(y @ y)
     if xx == 0 or yy == 0:
         return None
-    return float(sum((i - mean) * (j - mean) for i, j in zip(x, y, strict=True)) / (xx * yy) ** 0.5)
+    return float(x @ y / np.sqrt(xx * yy))
 
 
-def _ranks(values: Sequence[float]) -> list[float]:
+def _ranks(values: Floats) -> Floats:
     """Ranks from 1; equal values share the mean of theirs."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        end = start
-        while end < len(order) and values[order[end]] == values[order[start]]:
-            end += 1
-        for place in order[start:end]:
-            ranks[place] = (start + 1 + end) / 2
-        start = end
-    return ranks
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    shared: Floats = last - (count - 1) / 2
+    return shared[place]

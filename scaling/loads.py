@@ -157,7 +157,8 @@ class MoveRules:
     the margin is smaller in proportion. ``steer_s``: from the decision until the
     target has the sample. ``load_s``: group -> seconds to load its prompt where that beats
     computing it. ``latest_s``: no change may put the end off beyond this many seconds from now;
-    where it is later without any, changes must bring it nearer, by the margin. ``vacate`` and ``rebalance``: the two kinds of change.
+    where it is later without any, changes must bring it nearer, by the margin. ``vacate`` and
+    ``rebalance``: the two kinds of change.
     """
 
     time_weight: float

@@ -77,9 +77,13 @@ class Allotment:
             if not self._try(wanted):
                 self._ask_for_room(wanted)
                 return
+        refused = set()  # granting takes room and never makes any: who asks for as much need not
         for wanted in list(self._queue):
-            if wanted in self._queue and not wanted.granted.done():
-                self._try(wanted)
+            asked = (*((pool.name, count) for pool, count in wanted.sizes), wanted.spot)
+            if asked in refused or wanted not in self._queue or wanted.granted.done():
+                continue
+            if not self._try(wanted):
+                refused.add(asked)
 
     def _try(self, wanted: _Wanted) -> bool:
         grant = self._grant(wanted)
