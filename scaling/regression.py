@@ -22,6 +22,8 @@ TUKEY = 4.685
 NOISE = 0.1
 """Relative noise of a measured call, against which the prior is weighed."""
 PRIOR_SPREAD = 3.0
+LEAST = 1e-100
+"""Seconds that no call takes: less would overflow where it divides."""
 
 
 def fit(
@@ -35,7 +37,7 @@ def fit(
     data = [
         (tuple(row), y)
         for row, y in zip(rows, seconds, strict=True)
-        if y > 0 and _dot(prior, row) > 0
+        if y > 0 and _dot(prior, row) > LEAST
     ]
     if not data:
         return tuple(prior)
