@@ -2,7 +2,10 @@
 
     RlhflessError
     ├── UserError        what the user wrote cannot work; never retried          exit 2
-    │   └── ConflictError    the named version or run is already taken           exit 2
+    │   ├── ConflictError    the named version or run is already taken           exit 2
+    │   ├── NotFoundError    there is no such thing, or it is not yours to see   exit 2
+    │   ├── UnauthenticatedError  no key, or one that is not valid               exit 2
+    │   └── ForbiddenError   the key is valid, but not for this                  exit 2
     ├── CapacityError    no instance, memory or disk to be had now; retried      exit 3
     ├── TransientError   a stream broke, an instance died; retried elsewhere     exit 4
     └── InternalError    a defect of ours, or retries are used up                exit 5
@@ -76,6 +79,21 @@ class ConflictError(UserError):
     status = 409
 
 
+class NotFoundError(UserError):
+    title = "Not found"
+    status = 404
+
+
+class UnauthenticatedError(UserError):
+    title = "Not authenticated"
+    status = 401
+
+
+class ForbiddenError(UserError):
+    title = "Not allowed"
+    status = 403
+
+
 class CapacityError(RlhflessError):
     category = "capacity"
     title = "No capacity"
@@ -96,7 +114,16 @@ class InternalError(RlhflessError):
 
 _FAMILIES: dict[str, type[RlhflessError]] = {
     f"urn:rlhfless:{cls.__name__}": cls
-    for cls in (UserError, ConflictError, CapacityError, TransientError, InternalError)
+    for cls in (
+        UserError,
+        ConflictError,
+        NotFoundError,
+        UnauthenticatedError,
+        ForbiddenError,
+        CapacityError,
+        TransientError,
+        InternalError,
+    )
 }
 _BY_CATEGORY: dict[str, type[RlhflessError]] = {
     "user": UserError,

@@ -6,9 +6,12 @@ import pytest
 from rlhfless.errors import (
     CapacityError,
     ConflictError,
+    ForbiddenError,
     InternalError,
+    NotFoundError,
     RlhflessError,
     TransientError,
+    UnauthenticatedError,
     UserError,
     from_problem,
     is_retryable,
@@ -16,13 +19,20 @@ from rlhfless.errors import (
 )
 
 FAMILIES = [UserError, ConflictError, CapacityError, TransientError, InternalError]
+REFUSALS = {NotFoundError: 404, UnauthenticatedError: 401, ForbiddenError: 403}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *REFUSALS])
 def test_an_error_survives_the_wire(family: type[RlhflessError]) -> None:
     error = from_problem(family("what happened", param="model.path", hint="do this").to_problem())
     assert type(error) is family
     assert (error.detail, error.param, error.hint) == ("what happened", "model.path", "do this")
+
+
+@pytest.mark.parametrize(("family", "status"), REFUSALS.items())
+def test_a_refusal_has_its_status(family: type[RlhflessError], status: int) -> None:
+    assert family("x").to_problem()["status"] == status
+    assert family.exit_code == 2
 
 
 def test_an_unknown_kind_becomes_its_category() -> None:
