@@ -10,22 +10,24 @@ step is never booked twice however often its controller dies.
     committed      string  number of committed steps
     step:{n}:*     hashes  the open step's journal: samples, scores, reference
     policy_state   string  what the policies have learned (lengths, costs), as of the last commit
+    fence          string  which replica may write, where there are several (``controller.fencing``)
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import OutOfMemoryError, RedisError, WatchError
+from redis.exceptions import WatchError
 
 from controller.collector import FinishedSample
+from controller.fencing import Fence, check_fence, fence_key
 from controller.journal import Scores, StepJournal, StepRecord
-from rlhfless.errors import CapacityError, ConflictError, InternalError, TransientError
+from controller.redis_calls import answer
+from rlhfless.errors import ConflictError, InternalError, TransientError
 
 STEP_PARTS = ("samples", "scores", "reference")
 
@@ -37,33 +39,38 @@ _records = msgspec.json.Decoder(StepRecord)
 
 class JobStore:
     """One job's state in Redis. Raises ``TransientError`` when Redis cannot be reached after its
-    client's own retries, ``CapacityError`` when it cannot persist."""
+    client's own retries, ``CapacityError`` when it cannot persist.
 
-    def __init__(self, redis: Redis, job: str) -> None:
+    With a ``fence``, every write checks it in its own transaction and raises ``LostLeaseError``
+    once another replica was granted the job.
+    """
+
+    def __init__(self, redis: Redis, job: str, fence: Fence | None = None) -> None:
         self.job = job
+        self._fence = fence
         self._redis = redis
         self._prefix = f"rlhfless:{{{job}}}:"
 
     async def create(self, spec: str) -> None:
         """Register the job. Raises ``ConflictError`` if the id is taken."""
-        if not await self._do(self._redis.hsetnx(self._key("job"), "spec", spec)):
+        if not await answer(self._redis.hsetnx(self._key("job"), "spec", spec)):
             raise ConflictError(f"job {self.job} exists already")
 
     async def exists(self) -> bool:
-        return bool(await self._do(self._redis.hexists(self._key("job"), "spec")))
+        return bool(await answer(self._redis.hexists(self._key("job"), "spec")))
 
     async def note(self, **values: Any) -> None:
         """Keep JSON values with the job (status, evaluation results, usage)."""
-        await self._do(self._redis.hset(self._key("job"), mapping=cast(Any, _encoded(values))))
+        await self._write(self._key("job"), _encoded(values))
 
     async def notes(self) -> dict[str, Any]:
-        raw = await self._do(self._redis.hgetall(self._key("job")))
+        raw = await answer(self._redis.hgetall(self._key("job")))
         notes = {k.decode(): v.decode() for k, v in raw.items()}
         return {k: v if k == "spec" else json.loads(v) for k, v in notes.items()}
 
     async def records(self) -> list[StepRecord]:
         """All committed steps, in order."""
-        raw = await self._do(self._redis.hgetall(self._key("steps")))
+        raw = await answer(self._redis.hgetall(self._key("steps")))
         return sorted((_records.decode(value) for value in raw.values()), key=lambda r: r.step)
 
     async def step_journal(self, step: int) -> StepJournal:
@@ -71,7 +78,7 @@ class JobStore:
         pipe = self._redis.pipeline(transaction=False)
         for part in STEP_PARTS:
             pipe.hgetall(self._step_key(step, part))
-        samples, scores, reference = await self._do(pipe.execute())
+        samples, scores, reference = await answer(pipe.execute())
         return StepJournal(
             samples={k.decode(): _samples.decode(v) for k, v in samples.items()},
             scores={k.decode(): _scores.decode(v) for k, v in scores.items()},
@@ -90,14 +97,15 @@ class JobStore:
     async def commit(self, record: StepRecord, policy_state: bytes, **notes: Any) -> None:
         """Fold the step's journal into its record, and keep ``notes`` as ``note`` does. Repeating
         a commit is harmless; a commit out of order raises ``InternalError``."""
-        await self._do(self._commit(record, policy_state, notes))
+        await answer(self._commit(record, policy_state, notes))
 
     async def _commit(
         self, record: StepRecord, policy_state: bytes, notes: Mapping[str, Any]
     ) -> None:
         counter = self._key("committed")
         async with self._redis.pipeline(transaction=True) as pipe:
-            await pipe.watch(counter)
+            await pipe.watch(counter, fence_key(self.job))
+            await self._check_fence(pipe)
             committed = int(await pipe.get(counter) or 0)
             if committed == record.step + 1:
                 return
@@ -116,6 +124,7 @@ class JobStore:
                 await pipe.execute()
             except WatchError:
                 # Also what a connection lost at this moment looks like.
+                await self._check_fence(self._redis)
                 if int(await self._redis.get(counter) or 0) == committed:
                     raise TransientError("the connection to the job store was lost") from None
                 raise InternalError(
@@ -123,7 +132,7 @@ class JobStore:
                 ) from None
 
     async def policy_state(self) -> bytes | None:
-        return cast("bytes | None", await self._do(self._redis.get(self._key("policy_state"))))
+        return cast("bytes | None", await answer(self._redis.get(self._key("policy_state"))))
 
     def _key(self, name: str) -> str:
         return self._prefix + name
@@ -133,32 +142,25 @@ class JobStore:
 
     async def _add(self, step: int, part: str, values: Mapping[str, bytes]) -> None:
         if values:
-            await self._do(
-                self._redis.hset(self._step_key(step, part), mapping=cast(Any, dict(values)))
-            )
+            await self._write(self._step_key(step, part), values)
 
-    async def _do(self, command: Any) -> Any:
-        task = asyncio.current_task()
-        assert task is not None
-        cancellations = task.cancelling()
-        try:
-            answer = await command
-        except RedisError as error:
-            if task.cancelling() > cancellations:
-                raise asyncio.CancelledError from error
-            # In a pipeline the text begins with the command, record and all.
-            text = str(error).rpartition("caused error: ")[2]
-            if isinstance(error, OutOfMemoryError) or "MISCONF" in text or "OOM" in text:
-                raise CapacityError(
-                    f"the job store cannot persist: {text}",
-                    hint="free some disk space or memory, then continue with --resume",
-                ) from error
-            raise TransientError(f"the job store cannot be reached: {text}") from error
-        # The client writes through asyncio.wait_for, which on Python 3.11 loses a cancellation that
-        # comes as the write ends; whoever cancelled this task would wait for it for ever.
-        if task.cancelling() > cancellations:
-            raise asyncio.CancelledError
-        return answer
+    async def _write(self, key: str, values: Mapping[str, Any]) -> None:
+        """Set fields of a hash; repeating it is harmless."""
+        mapping = cast(Any, dict(values))
+        if self._fence is None:
+            await answer(self._redis.hset(key, mapping=mapping))
+            return
+
+        async def fenced(pipe: Any) -> None:
+            await self._check_fence(pipe)
+            pipe.multi()
+            pipe.hset(key, mapping=mapping)
+
+        await answer(self._redis.transaction(cast(Any, fenced), fence_key(self.job)))
+
+    async def _check_fence(self, pipe: Any) -> None:
+        if self._fence is not None:
+            await check_fence(pipe, self.job, self._fence)
 
 
 def _encoded(notes: Mapping[str, Any]) -> dict[str, str]:

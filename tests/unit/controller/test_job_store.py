@@ -1,7 +1,7 @@
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from typing import cast
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, cast
 
 import fakeredis
 import pytest
@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from controller.collector import FinishedSample
+from controller.fencing import Fence, LostLeaseError, fence_key
 from controller.job_store import JobStore
 from controller.journal import Scores, StepRecord
 from rlhfless.errors import ConflictError, InternalError
@@ -153,3 +154,96 @@ def test_what_a_cancelled_task_notes_at_its_end_is_noted() -> None:
         assert await second.notes() == {"status": "interrupted", "wall_s": 1.0}
 
     with_store(test)
+
+
+async def grant(server: fakeredis.FakeServer, fence: Fence) -> None:
+    await fakeredis.FakeAsyncRedis(server=server).set(fence_key("job"), str(fence))
+
+
+@contextlib.asynccontextmanager
+async def two_replicas() -> AsyncIterator[tuple[fakeredis.FakeServer, JobStore, JobStore]]:
+    """A replica whose lease another took since, and the other."""
+    server = fakeredis.FakeServer()
+    old, new = Fence(1, "a"), Fence(2, "b")
+    clients = [fakeredis.FakeAsyncRedis(server=server) for _ in range(2)]
+    stores = [JobStore(c, "job", f) for c, f in zip(clients, (old, new), strict=True)]
+    await grant(server, old)
+    await stores[0].add_samples(0, [SAMPLE])
+    await grant(server, new)
+    yield server, stores[0], stores[1]
+    for client in clients:
+        await client.aclose()
+
+
+def test_a_stale_replica_can_write_nothing() -> None:
+    async def main() -> None:
+        async with two_replicas() as (_, stale, current):
+            for attempt in (
+                stale.note(status="failed"),
+                stale.add_samples(0, [SAMPLE]),
+                stale.add_scores(0, {SAMPLE.id: Scores(0.5, [1.0])}),
+                stale.add_reference(0, {SAMPLE.id: b"\1"}),
+                stale.commit(record(0), b"stale", status="failed"),
+            ):
+                with pytest.raises(LostLeaseError):
+                    await attempt
+            assert await current.notes() == {}
+            assert await current.records() == []
+            # What it wrote while it held the lease stands.
+            assert (await current.step_journal(0)).samples == {SAMPLE.id: SAMPLE}
+            await current.note(status="running")
+            await current.commit(record(0), b"state")
+            assert await current.policy_state() == b"state"
+            with pytest.raises(LostLeaseError):
+                await stale.commit(record(0), b"state")  # not even what is committed already
+
+    asyncio.run(main())
+
+
+def test_a_token_granted_twice_is_told_apart_by_its_holder() -> None:
+    async def main() -> None:
+        async with two_replicas() as (server, _, current):
+            await grant(server, Fence(2, "c"))
+            with pytest.raises(LostLeaseError):
+                await current.commit(record(0), b"")
+
+    asyncio.run(main())
+
+
+class _TakenOver(fakeredis.FakeAsyncRedis):
+    """Grants the job to somebody else after a transaction has looked at its fence."""
+
+    fence: Fence | None = None
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
+        pipe = super().pipeline(transaction, shard_hint)
+        begin = pipe.execute
+
+        async def execute(raise_on_error: bool = True) -> Any:
+            if self.fence is not None:
+                taken, self.fence = self.fence, None
+                await self.set(fence_key("job"), str(taken))
+            return await begin(raise_on_error)
+
+        pipe.execute = execute  # type: ignore[method-assign]
+        return pipe
+
+
+@pytest.mark.parametrize("write", ["note", "commit"])
+def test_a_lease_lost_in_the_middle_of_a_write_stops_it(write: str) -> None:
+    async def main() -> None:
+        client = _TakenOver()
+        await client.set(fence_key("job"), str(Fence(1, "a")))
+        store = JobStore(client, "job", Fence(1, "a"))
+        client.fence = Fence(2, "b")
+        with pytest.raises(LostLeaseError):
+            if write == "note":
+                await store.note(status="failed")
+            else:
+                await store.commit(record(0), b"")
+        assert client.fence is None
+        assert await store.notes() == {}
+        assert await store.records() == []
+        await client.aclose()
+
+    asyncio.run(main())
