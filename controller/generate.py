@@ -63,7 +63,7 @@ async def generate(
         if standby is not None:
             remaining_s = partial(rebalancer.remaining_s, rollout)
             tokens = collector.num_tokens()
-            await standby.rollout_thins(len(rollout.running), remaining_s, tokens)
+            await standby.rollout_thins(rollout.num_running, remaining_s, tokens)
 
     async def watch(rollout: Rollout) -> None:
         if job.spec.scheduling.migrate:

@@ -198,10 +198,12 @@ def reference_request(
     job: Surroundings, step: int, samples: Sequence[FinishedSample], prompts: Sequence[Prompt]
 ) -> LogprobsRequest:
     """Log-probs of ``samples`` under the initial model."""
+    # Samples of a prompt share one list of its tokens.
+    tokens = {prompt.key: list(prompt.tokens) for prompt in prompts}
     return LogprobsRequest(
         call=call_info(job, step, "reference", _shard(samples)),
         model=model_ref(job, 0),
-        prompts=[list(prompt.tokens) for prompt in prompts],
+        prompts=[tokens[prompt.key] for prompt in prompts],
         responses=[sample.tokens for sample in samples],
         temperature=job.spec.rollout.temperature,
         tokens_per_microbatch=job.spec.reference.tokens_per_microbatch,

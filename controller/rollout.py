@@ -41,6 +41,7 @@ class Rollout:
         on_ended: Callable[[Rollout], Awaitable[None]] | None = None,
     ) -> None:
         self.actors: list[Actor] = []
+        self.num_running = 0
         self.collector = collector
         self.stats = RolloutStats()
         self._job = job
@@ -108,11 +109,13 @@ class Rollout:
             lambda given: self._released(actor, given),
         )
         self.actors.append(actor)
+        self.num_running += 1
         self._group.create_task(self._run(actor), name=f"rollout-{name}")
 
     async def _run(self, actor: Actor) -> None:
         await actor.run()
-        if not self.running:
+        self.num_running -= 1
+        if not self.num_running:
             self._over.set()
         elif self._on_ended is not None:
             await self._on_ended(self)
