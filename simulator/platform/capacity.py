@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlhfless.errors import UserError
@@ -60,7 +60,7 @@ class Capacity:
         """``count`` accelerators: of one node where they fit into one (the fullest that has them,
         spot nodes first), else of several. ``spot``: whether preemptible nodes will do. None: not
         enough are free."""
-        parts = self._find(pool, count, spot, lambda node: node.free)
+        parts = self._find(pool, count, spot)
         if parts is None:
             return None
         for node, number in parts:
@@ -74,46 +74,56 @@ class Capacity:
     def makes_room(
         self, pool: Pool, count: int, idle: Iterable[Grant], *, spot: bool
     ) -> list[Grant] | None:
-        """The first of ``idle`` grants that, given back, let ``take`` succeed; None if not even
-        all of them do."""
-        freed: dict[Node, int] = {}
-        given: list[Grant] = []
+        """Of ``idle`` grants, the first that, given back, let ``take`` succeed; None if not even
+        all of them do. An instance that fits into a node needs only those of one."""
+        free = {node: node.free for node in self._usable(pool, spot)}
+        total = sum(free.values())
+        if count > pool.per_node and total >= count:
+            return []
+        if count <= pool.per_node and max(free.values(), default=0) >= count:
+            return []
+        given: dict[Node, list[Grant]] = {}
+        everything: list[Grant] = []
         for grant in idle:
+            nodes = [node for node, _ in grant.parts if node in free]
+            if not nodes:
+                continue
+            everything.append(grant)
             for node, number in grant.parts:
-                freed[node] = freed.get(node, 0) + number
-            given.append(grant)
-            if self._find(pool, count, spot, lambda n: n.free + freed.get(n, 0)) is not None:
-                return given
+                if node in free:
+                    free[node] += number
+                    total += number
+                    given.setdefault(node, []).append(grant)
+            if count > pool.per_node:
+                if total >= count:
+                    return everything
+                continue
+            for node in nodes:
+                if free[node] >= count:
+                    return given[node]
         return None
 
-    def ever(self, pool: Pool, count: int, *, spot: bool) -> bool:
-        """Whether the pool could have so many, if nothing were taken and every node there."""
-        nodes = [n for n in self._by_pool[pool.name] if spot or not n.spot]
-        return sum(_size(node) for node in nodes) >= count
+    def _usable(self, pool: Pool, spot: bool) -> list[Node]:
+        nodes = self._by_pool.get(pool.name, ())
+        return [node for node in nodes if node.present and (spot or not node.spot)]
 
-    def _find(
-        self, pool: Pool, count: int, spot: bool, free: Callable[[Node], int]
-    ) -> list[tuple[Node, int]] | None:
-        nodes = [n for n in self._by_pool.get(pool.name, ()) if n.present and (spot or not n.spot)]
+    def _find(self, pool: Pool, count: int, spot: bool) -> list[tuple[Node, int]] | None:
+        nodes = self._usable(pool, spot)
         if count <= pool.per_node:
-            fitting = [node for node in nodes if free(node) >= count]
+            fitting = [node for node in nodes if node.free >= count]
             if not fitting:
                 return None
-            best = min(fitting, key=lambda node: (not node.spot, free(node)))
+            best = min(fitting, key=lambda node: (not node.spot, node.free))
             return [(best, count)]
         parts = []
-        for node in sorted(nodes, key=lambda n: -free(n)):
-            number = min(count, free(node))
+        for node in sorted(nodes, key=lambda n: -n.free):
+            number = min(count, node.free)
             if number > 0:
                 parts.append((node, number))
                 count -= number
             if count == 0:
                 return parts
         return None
-
-
-def _size(node: Node) -> int:
-    return node.pool.per_node
 
 
 def make_nodes(pools: Iterable[Pool]) -> list[Node]:
