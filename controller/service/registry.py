@@ -1,0 +1,253 @@
+"""The registry: every job the service has accepted, whose it is, and how it stands.
+
+    rlhfless:{job}:record           string   the job's record (JSON)
+    rlhfless:jobs:open              set      jobs that have not ended
+    rlhfless:tenant:<t>:jobs        sorted   the tenant's job ids, by id
+    rlhfless:tenant:<t>:once:<key>  string   what an idempotency key was used for
+
+Each change is one transaction: a job is in all of these or in none, its change of state and the
+event that tells of it happen together, and of two that would change a state at once the second sees
+what the first did. A job id begins with the time of its creation, so ids sort by age.
+
+A tenant's jobs are found under its name alone: another's job is answered as if it were not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+
+from controller.fencing import Fence, check_fence, fence_key
+from controller.redis_calls import answer
+from controller.service.events import JobEvent, add_to
+from controller.service.names import check_tenant
+from controller.service.states import FINAL, State, may_follow
+from rlhfless.errors import ConflictError, NotFoundError, UserError
+
+MAX_LIMIT = 100
+"""Jobs on one page."""
+ONCE_FOR_S = 24 * 3600
+"""How long an idempotency key is remembered."""
+MAX_KEY_CHARS = 255
+_OPEN = "rlhfless:jobs:open"
+_ID = re.compile(r"job-[0-9a-f]{28}")
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """When (Unix seconds) and why a job entered a state."""
+
+    at: float
+    reason: str | None = None
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """``spec`` is the resolved job spec; ``entered`` the last time each state was entered."""
+
+    id: str
+    tenant: str
+    spec: dict[str, Any]
+    created_at: float
+    state: State
+    entered: dict[State, Entry]
+
+    @property
+    def updated_at(self) -> float:
+        return self.entered[self.state].at
+
+    @property
+    def reason(self) -> str | None:
+        return self.entered[self.state].reason
+
+    def as_created(self) -> JobRecord:
+        """The record as its creation was answered."""
+        created = {"queued": Entry(self.created_at)}
+        return msgspec.structs.replace(self, state="queued", entered=created)
+
+
+class JobPage(msgspec.Struct, frozen=True):
+    data: list[JobRecord]
+    has_more: bool
+
+
+class _Once(msgspec.Struct, frozen=True):
+    job: str
+    sha256: str
+
+
+_decode = msgspec.json.Decoder(JobRecord).decode
+_decode_once = msgspec.json.Decoder(_Once).decode
+_encode = msgspec.json.encode
+
+
+class Registry:
+    """All jobs. Raises as ``controller.redis_calls.answer`` does."""
+
+    def __init__(self, redis: Redis, now: Callable[[], float] = time.time) -> None:
+        self._redis = redis
+        self._now = now
+
+    async def create(
+        self, tenant: str, spec: Mapping[str, Any], idempotency_key: str | None = None
+    ) -> JobRecord:
+        """Accept a job. The same idempotency key and spec again give the first answer and no second
+        job; the same key with another spec raises ``ConflictError``."""
+        at = self._now()
+        record = JobRecord(
+            id=_new_id(at),
+            tenant=check_tenant(tenant),
+            spec=dict(spec),
+            created_at=at,
+            state="queued",
+            entered={"queued": Entry(at)},
+        )
+        # Without a key of the caller's, one of ours: it tells a lost answer from a lost request.
+        once = _once_key(tenant, record.id if idempotency_key is None else idempotency_key)
+        digest = _digest(spec)
+
+        async def plan(pipe: Any) -> JobRecord:
+            if (raw := await pipe.get(once)) is not None:
+                used = _decode_once(raw)
+                if used.sha256 != digest:
+                    raise ConflictError(
+                        "this idempotency key was used for another job",
+                        param="Idempotency-Key",
+                        hint="use a new key for a new job",
+                    )
+                return _decode(await pipe.get(_record_key(used.job))).as_created()
+            pipe.multi()
+            pipe.set(once, _encode(_Once(record.id, digest)), ex=ONCE_FOR_S)
+            pipe.set(_record_key(record.id), _encode(record))
+            pipe.zadd(_jobs_key(tenant), {record.id: 0})
+            pipe.sadd(_OPEN, record.id)
+            add_to(pipe, record.id, _state_event(record))
+            return record
+
+        created = await answer(self._redis.transaction(plan, once, value_from_callable=True))
+        assert isinstance(created, JobRecord)
+        return created
+
+    async def get(self, tenant: str, job: str) -> JobRecord:
+        """Raises ``NotFoundError``."""
+        _check_id(job)
+        return _owned(await answer(self._redis.get(_record_key(job))), tenant, job)
+
+    async def listed(self, tenant: str, after: str | None = None, limit: int = 20) -> JobPage:
+        """The tenant's jobs, newest first, beginning after the job ``after``. Raises ``UserError``
+        for a limit that cannot be, ``NotFoundError`` for an ``after`` that is no job's id."""
+        if not 1 <= limit <= MAX_LIMIT:
+            raise UserError(f"limit must be 1 to {MAX_LIMIT}, got {limit}", param="limit")
+        if after is not None:
+            _check_id(after)
+        start = "+" if after is None else f"({after}"
+        found = self._redis.zrevrangebylex(_jobs_key(tenant), start, "-", 0, limit + 1)
+        ids = [id_.decode() for id_ in await answer(found)]
+        return JobPage(await self._records(ids[:limit]), len(ids) > limit)
+
+    async def open_jobs(self) -> list[JobRecord]:
+        """Every tenant's jobs that have not ended, oldest first."""
+        ids = await answer(self._redis.smembers(_OPEN))
+        return await self._records(sorted(id_.decode() for id_ in ids))
+
+    async def move(
+        self,
+        tenant: str,
+        job: str,
+        state: State,
+        reason: str | None = None,
+        *,
+        fence: Fence | None = None,
+    ) -> JobRecord:
+        """Bring a job into a state; one that is in it already is left as it is. Raises
+        ``ConflictError`` if the state cannot follow the job's, ``NotFoundError``, and with a
+        ``fence`` ``LostLeaseError`` if it is no longer valid."""
+        _check_id(job)
+        key = _record_key(job)
+
+        async def plan(pipe: Any) -> JobRecord:
+            if fence is not None:
+                await check_fence(pipe, job, fence)
+            record = _owned(await pipe.get(key), tenant, job)
+            if record.state == state:
+                return record
+            if not may_follow(record.state, state):
+                raise ConflictError(f"job {job} is {record.state}: it cannot become {state}")
+            entered = {**record.entered, state: Entry(self._now(), reason)}
+            moved = msgspec.structs.replace(record, state=state, entered=entered)
+            pipe.multi()
+            pipe.set(key, _encode(moved))
+            if state in FINAL:
+                pipe.srem(_OPEN, job)
+            add_to(pipe, job, _state_event(moved))
+            return moved
+
+        transaction = self._redis.transaction(plan, key, fence_key(job), value_from_callable=True)
+        moved = await answer(transaction)
+        assert isinstance(moved, JobRecord)
+        return moved
+
+    async def _records(self, ids: list[str]) -> list[JobRecord]:
+        if not ids:
+            return []
+        found = await answer(self._redis.mget([_record_key(id_) for id_ in ids]))
+        return [_decode(raw) for raw in found if raw is not None]
+
+
+def _check_id(job: str) -> None:
+    if not _ID.fullmatch(job):
+        raise _no_such(job)
+
+
+def _no_such(job: str) -> NotFoundError:
+    return NotFoundError(f"there is no job {job[:80]!r}")
+
+
+def _owned(raw: bytes | None, tenant: str, job: str) -> JobRecord:
+    record = _decode(raw) if raw is not None else None
+    if record is None or record.tenant != tenant:
+        raise _no_such(job)
+    return record
+
+
+def _state_event(record: JobRecord) -> JobEvent:
+    message = record.state if record.reason is None else f"{record.state}: {record.reason}"
+    data = {"state": record.state, "reason": record.reason}
+    return JobEvent(
+        type="state",
+        message=message,
+        level="error" if record.state == "failed" else "info",
+        data=data,
+    )
+
+
+def _new_id(at: float) -> str:
+    """Milliseconds, so that ids sort by age, and 64 random bits, so that none is guessed."""
+    return f"job-{int(at * 1000):012x}{secrets.token_hex(8)}"
+
+
+def _digest(spec: Mapping[str, Any]) -> str:
+    canonical = json.dumps(spec, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _record_key(job: str) -> str:
+    return f"rlhfless:{{{job}}}:record"
+
+
+def _jobs_key(tenant: str) -> str:
+    return f"rlhfless:tenant:{tenant}:jobs"
+
+
+def _once_key(tenant: str, key: str) -> str:
+    if not 1 <= len(key) <= MAX_KEY_CHARS:
+        raise UserError(
+            f"an idempotency key has 1 to {MAX_KEY_CHARS} characters", param="Idempotency-Key"
+        )
+    return f"rlhfless:tenant:{tenant}:once:{hashlib.sha256(key.encode()).hexdigest()}"
