@@ -48,8 +48,8 @@ STRATEGIES = (STATIC, RLHFLESS)
 CALIBRATED_WITH = 6
 """Actors of the calibration run where computing is slept."""
 BUSY = 0.1
-TRIES = 8
-LOOK_S, PATIENCE_S = 2.0, 120.0
+TRIES = 2
+LOOK_S, PATIENCE_S = 2.0, 20.0
 """Seconds of a look at what others do, and how long their end is waited for."""
 BEGIN, END = "<!-- simulator_accuracy -->", "<!-- end of simulator_accuracy -->"
 
