@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from benchmarks.live_job import Step
 from benchmarks.paced.pace import KV_LAYOUT, Pace
-from scaling.actors import Situation, choose
+from scaling.actors import choose
 from scaling.cost_model import PRIORS, CostModel
 from scaling.forecasts import certain
 from scaling.items import Item
+from scaling.plans import Situation
 from scaling.work import Capacity, Prefixes
 
 

@@ -9,10 +9,10 @@ the objective: RLHFless, arXiv 2602.22718, actor scaling; its own normalisation 
 one workload to another.)
 
 Up to ``EXACT`` samples times numbers of actors every number is tried; beyond, those that
-``scaling.search`` picks, which has found scores within 1 % of the best number's wherever that was
-tested. Of plans whose scores are within ``NEAR`` of the lowest the one that holds the fewest
-function-seconds is taken: predictions are not that good, and time alone (λ = 1) would take all
-actors for nothing.
+``scaling.search`` picks: on 240 random instances their best score was within 0.5 % of that of all
+numbers but once, and then within 1.5 %. Of plans whose scores are within ``NEAR`` of the lowest
+the one that holds the fewest function-seconds is taken: predictions are not that good, and time
+alone (λ = 1) would take all actors for nothing.
 
 Worked number: λ = 0.5, T₀ = 60 s, C₀ = 240 s; 2 actors of 70 and 50 s score
 0.5 · 70/60 + 0.5 · 120/240 = 0.83, 4 actors of 60, 40, 40 and 30 s 0.5 + 0.5 · 170/240 = 0.85.
