@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -129,25 +130,45 @@ def _calls(demand: Demand, cuts: _Cuts) -> list[Call]:
     ends = common - {cuts.above[node] for node in common}
     chains = sorted(map(cuts.chain, ends), key=lambda c: (-demand.end(c[-1]), c[-1]))
     calls = [Call() for _ in range(demand.num_actors)]
-    holders: dict[int, list[Call]] = {}
+    soonest = _Soonest(calls)
+    holders: dict[int, _Soonest] = {}
     for chain in chains:
         # A call that has what the segment builds on, or the one with the least to do.
-        candidates = [min(calls, key=lambda call: call.seconds)]
+        candidates = [soonest.first()]
         if len(chain) > 1 and chain[-2] in holders:
-            candidates.append(min(holders[chain[-2]], key=lambda call: call.seconds))
+            candidates.append(holders[chain[-2]].first())
         call = min(candidates, key=lambda call: call.seconds + _more_s(demand, cuts, call, chain))
         call.seconds += _more_s(demand, cuts, call, chain)
         for node in chain:
             if node not in call.segments:
                 call.segments.add(node)
                 call.tokens += cuts.tokens(node)
-                holders.setdefault(node, []).append(call)
+                holders.setdefault(node, _Soonest()).add(call)
         ends_at = tuple(map(demand.end, chain))
         call.units.append((demand.below[chain[-1]][0], ends_at))
     used = [call for call in calls if call.units]
     for call in used:
         call.seconds += demand.costs.prefill_call_s + demand.costs.request_s
     return used
+
+
+class _Soonest:
+    """Of some calls the one that is done soonest, the first of equals. Their seconds only grow."""
+
+    def __init__(self, calls: Sequence[Call] = ()) -> None:
+        self._heap: list[tuple[float, int, Call]] = []
+        for call in calls:
+            self.add(call)
+
+    def add(self, call: Call) -> None:
+        heapq.heappush(self._heap, (call.seconds, len(self._heap), call))
+
+    def first(self) -> Call:
+        while True:
+            seconds, number, call = self._heap[0]
+            if seconds == call.seconds:
+                return call
+            heapq.heapreplace(self._heap, (call.seconds, number, call))
 
 
 def _more_s(demand: Demand, cuts: _Cuts, call: Call, chain: Sequence[int]) -> float:
