@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -238,7 +239,10 @@ def main() -> None:
     tables: list[str] = []
     results: list[dict[str, Any]] = []
     for setup in wanted[: 1 if options.quick else None]:
-        found = list(rows(setup, steps))
+        found = []
+        for row in rows(setup, steps):
+            print(f"{setup.name}: {row['strategy']}, {row['took_s']:.1f} s", file=sys.stderr)
+            found.append(row)
         results += found
         tables.append(table(setup, found))
         print(tables[-1], flush=True)
