@@ -53,8 +53,8 @@ WHOLE = (
     "rlhfless",
     "rlhfless+time",
     f"rlhfless{UNBOUND}",
-    f"rlhfless+cost{UNBOUND}",
 )
+CHEAPEST = f"rlhfless+cost{UNBOUND}"
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def setups() -> Iterator[Setup]:
             name=f"16 L40S, Qwen2.5-{size}, {name}",
             cluster="l40s-16",
             published=RLHFLESS,
-            strategies=("static", *(ADDED + REMOVED if detailed else ()), *WHOLE),
+            strategies=("static", *(ADDED + REMOVED if detailed else ()), *WHOLE, CHEAPEST),
             model=f"Qwen2.5-{size}",
             algorithm=algorithm,
             prompts=prompts,
