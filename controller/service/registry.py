@@ -202,17 +202,13 @@ class Registry:
 
 def _check_id(job: str) -> None:
     if not _ID.fullmatch(job):
-        raise _no_such(job)
-
-
-def _no_such(job: str) -> NotFoundError:
-    return NotFoundError(f"there is no job {job[:80]!r}")
+        raise NotFoundError(f"there is no job {job[:80]!r}")
 
 
 def _owned(raw: bytes | None, tenant: str, job: str) -> JobRecord:
     record = _decode(raw) if raw is not None else None
     if record is None or record.tenant != tenant:
-        raise _no_such(job)
+        raise NotFoundError(f"there is no job {job!r}")
     return record
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from redis.asyncio import Redis
 
@@ -15,6 +16,7 @@ from controller.fencing import LostLeaseError
 from controller.job_store import JobStore
 from controller.journal import StepRecord
 from controller.redis_server import open_redis
+from controller.service.api import create_app
 from controller.service.events import Events, JobEvent
 from controller.service.keys import ApiKeys
 from controller.service.lease import Lease, Leases
@@ -109,6 +111,32 @@ def test_waiting_ends_without_an_event_and_serves_many_jobs(tmp_path: Path) -> N
             "a": [1],
             "b": [2],
         }
+
+    with_redis(tmp_path, test)
+
+
+def test_an_event_stream_tells_what_comes_and_ends_with_the_job(tmp_path: Path) -> None:
+    async def test(redis: Redis) -> None:
+        _, text = await ApiKeys(redis).create("acme", "laptop", "submit")
+        registry, events = Registry(redis), Events(redis)
+        job = await registry.create("acme", {"name": "demo"})
+        client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(create_app(redis)),
+            base_url="http://service",
+            headers={"Authorization": f"Bearer {text}", "Accept": "text/event-stream"},
+            timeout=60.0,
+        )
+        async with client, asyncio.TaskGroup() as group:
+            readers = [group.create_task(client.get(f"/v1/jobs/{job.id}/events")) for _ in range(5)]
+            await registry.move("acme", job.id, "running")
+            for number in range(20):
+                await events.append(job.id, event(number))
+            await registry.move("acme", job.id, "succeeded")
+        said = [found.id for found in (await events.read(job.id)).data]
+        assert len(said) == 23
+        for reader in readers:
+            lines = reader.result().text.splitlines()
+            assert [line[4:] for line in lines if line.startswith("id: ")] == said
 
     with_redis(tmp_path, test)
 

@@ -1,0 +1,97 @@
+"""What every route of the API shares: who asks, the body, and how refusals look."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from controller.service.keys import ApiKey, ApiKeys, Scope
+from rlhfless.errors import InternalError, RlhflessError, UnauthenticatedError, UserError
+
+MAX_BODY_BYTES = 1 << 20
+"""A job spec is some kilobytes."""
+
+
+class TooLargeError(UserError):
+    title = "Request too large"
+    status = 413
+
+
+class Needs:
+    """A dependency: the key of whoever asks, which must have a scope."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    async def __call__(self, request: Request) -> ApiKey:
+        kind, _, text = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer":
+            raise UnauthenticatedError(
+                "this needs an API key", hint="send the header Authorization: Bearer rlk_..."
+            )
+        keys: ApiKeys = request.app.state.keys
+        key = await keys.authenticate(text.strip())
+        key.require(self._scope)
+        return key
+
+
+async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The body, a JSON object. Raises ``TooLargeError`` before it has read more than ``max_bytes``,
+    ``UserError`` for anything else."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise TooLargeError(f"a request body may have {max_bytes} bytes")
+    try:
+        value = json.loads(body)
+        # NaN, and halves of surrogate pairs, pass the parser and could not be stored.
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UserError("the body must be a JSON object")
+    return value
+
+
+def problem(error: RlhflessError, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse(
+        error.to_problem(), error.status, headers, media_type="application/problem+json"
+    )
+
+
+def answer_with_problems(app: FastAPI) -> None:
+    """Every refusal is a problem document (RFC 9457)."""
+
+    async def ours(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RlhflessError)
+        error.trace = None  # for our own logs, not for whoever asks
+        headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+        return problem(error, headers)
+
+    async def invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        param = ".".join(str(part) for part in first["loc"][1:])
+        return problem(UserError(f"{param}: {first['msg']}", param=param))
+
+    async def routing(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        document = UserError(str(error.detail)).to_problem()
+        document |= {"title": str(error.detail), "status": error.status_code}
+        return JSONResponse(
+            document, error.status_code, error.headers, media_type="application/problem+json"
+        )
+
+    async def defect(_: Request, __: Exception) -> Response:
+        return problem(InternalError("something went wrong on our side"))
+
+    app.add_exception_handler(RlhflessError, ours)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, routing)
+    app.add_exception_handler(Exception, defect)

@@ -1,0 +1,290 @@
+"""The API over a Redis in memory. What Redis does by waiting is in tests/integration."""
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import fakeredis
+import httpx
+import pytest
+
+from controller.service.api import create_app
+from controller.service.keys import ApiKeys, Scope
+
+SPEC = {"model": {"path": "m"}, "dataset": {"path": "d.jsonl"}, "rewards": [{"http": "http://r"}]}
+NO_JOB = "job-" + "0" * 28
+
+
+class Service:
+    """``client`` has no key; the others are of two tenants."""
+
+    def __init__(self) -> None:
+        self.server = fakeredis.FakeServer()
+        self.redis = fakeredis.FakeAsyncRedis(server=self.server)
+        self.app = create_app(self.redis, max_body_bytes=5000)
+        self.client = self.with_key("")
+
+    def with_key(self, text: str) -> httpx.AsyncClient:
+        headers = {"Authorization": f"Bearer {text}"} if text else {}
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url="http://service", headers=headers)
+
+    async def user(self, tenant: str, scope: Scope) -> httpx.AsyncClient:
+        return self.with_key((await ApiKeys(self.redis).create(tenant, "test", scope))[1])
+
+
+def with_service(test: Callable[[Service], Awaitable[None]]) -> None:
+    async def main() -> None:
+        service = Service()
+        await test(service)
+        service.server.connected = True
+        await service.redis.aclose()
+
+    asyncio.run(main())
+
+
+def refused(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = response.json()
+    assert problem["status"] == status
+    assert {"type", "title", "detail", "category"} <= problem.keys()
+    return problem
+
+
+def routes() -> list[tuple[str, str]]:
+    documented = create_app(fakeredis.FakeAsyncRedis()).openapi()["paths"]
+    return [
+        (method.upper(), path.format(job=NO_JOB))
+        for path, methods in documented.items()
+        for method in methods
+        if path not in ("/healthz", "/readyz")
+    ]
+
+
+def test_a_job_is_submitted_seen_and_cancelled() -> None:
+    async def test(service: Service) -> None:
+        user = await service.user("acme", "submit")
+        made = await user.post("/v1/jobs", json=SPEC)
+        assert made.status_code == 201
+        job = made.json()
+        assert (job["state"], job["reason"], job["object"]) == ("queued", None, "rlhf.job")
+        assert job["spec"]["algorithm"]["name"] == "grpo"  # the spec is resolved
+        assert (await user.get(made.headers["location"])).json() == job
+        assert (await user.get("/v1/jobs")).json() == {"data": [job], "has_more": False}
+        cancelled = await user.post(f"/v1/jobs/{job['id']}/cancel")
+        assert cancelled.json()["state"] == "cancelled"
+        assert cancelled.json()["states"].keys() == {"queued", "cancelled"}
+        again = await user.post(f"/v1/jobs/{job['id']}/cancel")
+        assert again.json() == cancelled.json()
+
+    with_service(test)
+
+
+@pytest.mark.parametrize(("method", "path"), routes())
+def test_every_route_needs_a_key(method: str, path: str) -> None:
+    async def test(service: Service) -> None:
+        bad = [service.client, service.with_key("rlk_no")]
+        bad.append(await service.user("acme", "read"))
+        bad[-1].headers["Authorization"] = bad[-1].headers["Authorization"].replace("Bearer", "x")
+        for client in bad:
+            response = await client.request(method, path)
+            refused(response, 401)
+            assert response.headers["www-authenticate"] == "Bearer"
+
+    with_service(test)
+
+
+@pytest.mark.parametrize(("method", "path"), routes())
+def test_who_may_only_read_changes_nothing(method: str, path: str) -> None:
+    async def test(service: Service) -> None:
+        user = await service.user("acme", "read")
+        response = await user.request(method, path)
+        if method == "POST":
+            assert "scope submit" in refused(response, 403)["detail"]
+        else:
+            assert response.status_code in (200, 404)
+
+    with_service(test)
+
+
+def test_another_tenants_job_is_not_there() -> None:
+    async def test(service: Service) -> None:
+        owner, other = [await service.user(tenant, "admin") for tenant in ("acme", "rival")]
+        job = (await owner.post("/v1/jobs", json=SPEC)).json()["id"]
+        for method, path in routes():
+            if NO_JOB not in path:
+                continue
+            theirs = refused(await other.request(method, path.replace(NO_JOB, job)), 404)
+            nobodys = refused(await other.request(method, path), 404)
+            assert str(theirs).replace(job, NO_JOB) == str(nobodys)
+        assert (await other.get("/v1/jobs")).json()["data"] == []
+        assert (await owner.get(f"/v1/jobs/{job}")).json()["state"] == "queued"
+
+    with_service(test)
+
+
+def test_an_idempotency_key_makes_one_job() -> None:
+    async def test(service: Service) -> None:
+        user = await service.user("acme", "submit")
+        headers = {"Idempotency-Key": "once"}
+        first = await user.post("/v1/jobs", json=SPEC, headers=headers)
+        await user.post(f"/v1/jobs/{first.json()['id']}/cancel")
+        again = await user.post("/v1/jobs", json=SPEC, headers=headers)
+        assert (again.status_code, again.json()) == (201, first.json())
+        other = await user.post("/v1/jobs", json={**SPEC, "seed": 1}, headers=headers)
+        assert refused(other, 409)["param"] == "Idempotency-Key"
+        assert len((await user.get("/v1/jobs")).json()["data"]) == 1
+
+    with_service(test)
+
+
+def test_pages_go_on_after_a_job() -> None:
+    async def test(service: Service) -> None:
+        user = await service.user("acme", "submit")
+        made = {(await user.post("/v1/jobs", json=SPEC)).json()["id"] for _ in range(5)}
+        seen: list[str] = []
+        more = True
+        while more:
+            params: dict[str, Any] = {"limit": 2} | ({"after": seen[-1]} if seen else {})
+            page = (await user.get("/v1/jobs", params=params)).json()
+            seen += [job["id"] for job in page["data"]]
+            more = page["has_more"]
+        assert len(seen) == 5
+        assert set(seen) == made
+
+    with_service(test)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        (b"", 422, None),
+        (b"{", 422, None),
+        (b"\xff", 422, None),
+        (b"[]", 422, None),
+        (json.dumps({**SPEC, "seed": float("nan")}).encode(), 422, None),
+        (b'{"metadata": {"x": "\\ud800"}}', 422, None),
+        (b"[" * 4000, 422, None),
+        (b"{}", 422, "model"),
+        (json.dumps({**SPEC, "modle": 1}).encode(), 422, "modle"),
+        (json.dumps({**SPEC, "name": "../x"}).encode(), 422, "name"),
+        (json.dumps({**SPEC, "training": {"learning_rate": "inf"}}).encode(), 422, None),
+        (json.dumps({**SPEC, "metadata": {"x": "y" * 5000}}).encode(), 413, None),
+    ],
+)
+def test_a_bad_body_is_refused_with_a_reason(body: bytes, status: int, param: str | None) -> None:
+    async def test(service: Service) -> None:
+        user = await service.user("acme", "submit")
+        problem = refused(await user.post("/v1/jobs", content=body), status)
+        assert problem.get("param") == param
+        assert problem["category"] == "user"
+        assert (await user.get("/v1/jobs")).json()["data"] == []
+
+    with_service(test)
+
+
+@pytest.mark.parametrize("digits", [18, 25, 400, 4000])
+def test_a_large_number_is_kept_or_refused(digits: int) -> None:
+    async def test(service: Service) -> None:
+        user = await service.user("acme", "submit")
+        made = await user.post("/v1/jobs", json={**SPEC, "seed": 10**digits})
+        if made.status_code == 201:
+            kept = await user.get(made.headers["location"])
+            assert kept.json()["spec"]["seed"] == 10**digits
+        else:
+            assert "too large" in refused(made, 422)["detail"]
+
+    with_service(test)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/jobs?limit=0", 422),
+        ("/v1/jobs?limit=x", 422),
+        ("/v1/jobs?after=x", 404),
+        ("/v1/jobs/x", 404),
+        ("/v1/jobs/..%2f..%2fetc", 404),
+        ("/v1/jobs/%00", 404),
+        ("/v1/nothing", 404),
+    ],
+)
+def test_a_bad_question_is_refused_with_a_reason(path: str, status: int) -> None:
+    async def test(service: Service) -> None:
+        refused(await (await service.user("acme", "read")).get(path), status)
+        refused(await service.client.put("/v1/jobs"), 405)
+
+    with_service(test)
+
+
+def test_events_come_in_pages_and_as_a_stream_that_can_be_taken_up() -> None:
+    async def test(service: Service) -> None:
+        user = await service.user("acme", "submit")
+        job = (await user.post("/v1/jobs", json=SPEC)).json()["id"]
+        await user.post(f"/v1/jobs/{job}/cancel")
+        path = f"/v1/jobs/{job}/events"
+        first = (await user.get(path, params={"limit": 1})).json()
+        assert first["has_more"]
+        after = {"after": first["data"][0]["id"]}
+        rest = (await user.get(path, params=after)).json()
+        assert not rest["has_more"]
+        events = first["data"] + rest["data"]
+        assert [event["data"]["state"] for event in events] == ["queued", "cancelled"]
+        stream = {"Accept": "text/event-stream"}
+        whole = await user.get(path, headers=stream)
+        assert whole.headers["content-type"].startswith("text/event-stream")
+        assert parsed(whole.text) == events
+        taken_up = await user.get(path, headers=stream | {"Last-Event-ID": events[0]["id"]})
+        assert parsed(taken_up.text) == events[1:]
+        refused(await user.get(path, params={"after": "x"}), 422)
+
+    with_service(test)
+
+
+def parsed(stream: str) -> list[dict[str, Any]]:
+    """The events of a stream; each one's id must be the one its data tell."""
+    found = []
+    for block in stream.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if line[:1] != ":")
+        if "data" in fields:
+            event = json.loads(fields["data"])
+            assert (fields["id"], fields["event"]) == (event["id"], event["type"])
+            found.append(event)
+    return found
+
+
+def test_the_document_describes_the_body_of_a_job() -> None:
+    document = create_app(fakeredis.FakeAsyncRedis()).openapi()
+    body = document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]
+    schemas = document["components"]["schemas"]
+    assert body["schema"]["$ref"] == "#/components/schemas/JobSpec"
+    assert schemas["JobSpec"]["required"] == ["model", "dataset", "rewards"]
+    refs = set(re.findall(r'"\$ref": "([^"]+)"', json.dumps(document)))
+    assert {ref.removeprefix("#/components/schemas/") for ref in refs} <= schemas.keys()
+
+
+def test_health_needs_no_key_and_readiness_needs_redis() -> None:
+    async def test(service: Service) -> None:
+        assert (await service.client.get("/healthz")).text == "ok\n"
+        assert (await service.client.get("/readyz")).text == "ready\n"
+        user = await service.user("acme", "read")
+        service.server.connected = False
+        assert (await service.client.get("/healthz")).status_code == 200
+        assert (await service.client.get("/readyz")).status_code == 503
+        assert refused(await user.get("/v1/jobs"), 503)["category"] == "transient"
+
+    with_service(test)
+
+
+def test_a_defect_of_ours_is_told_without_its_details() -> None:
+    async def test(service: Service) -> None:
+        user = await service.user("acme", "read")
+        await service.redis.set(f"rlhfless:{{{NO_JOB}}}:record", b"not JSON")
+        problem = refused(await user.get(f"/v1/jobs/{NO_JOB}"), 500)
+        assert problem["category"] == "internal"
+        assert "JSON" not in problem["detail"]
+
+    with_service(test)
