@@ -15,12 +15,14 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import common
 from rlhfless.spec import JobSpec
+from simulator.cluster import Cluster
+from simulator.cluster_file import PlacementSpec
 from simulator.known_clusters import find_cluster
 from simulator.result import Simulation
 from simulator.scenario_file import make_scenario
@@ -71,7 +73,18 @@ class Setup:
     max_tokens: int
     actors: int
     workload: dict[str, Any]
+    tensor_parallel: int | None = None
+    """Of rollout and reference; None: as few as the model fits on."""
     more: dict[str, Any] = field(default_factory=dict)
+
+    def on(self) -> Cluster:
+        cluster = find_cluster(self.cluster).cluster()
+        if self.tensor_parallel is None:
+            return cluster
+        split = PlacementSpec(tensor_parallel=self.tensor_parallel)
+        return replace(
+            cluster, placements={**cluster.placements, "rollout": split, "reference": split}
+        )
 
     def spec(self) -> JobSpec:
         raw: dict[str, Any] = {
@@ -148,6 +161,7 @@ def setups() -> Iterator[Setup]:
             prompts=512,
             max_tokens=2048,
             actors=160 // degree,
+            tensor_parallel=degree,
             workload=SHORT,
         )
     yield Setup(
@@ -170,7 +184,7 @@ def run(setup: Setup, strategy: str, steps: int) -> Simulation:
     if name != strategy:
         objective = spec.objective.model_copy(update={"max_slowdown": None})
         spec = spec.model_copy(update={"objective": objective})
-    spec, cluster = apply(name, spec, find_cluster(setup.cluster).cluster())
+    spec, cluster = apply(name, spec, setup.on())
     scenario = make_scenario(spec, given=parse_workload(setup.workload))
     return simulate(spec, cluster, scenario, strategy=strategy, options=Options(max_steps=steps))
 
