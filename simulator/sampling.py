@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FIRST = 3
-"""Steps at the beginning that stand for themselves alone."""
-FEWEST = FIRST + 3
+"""Steps at the beginning that stand for themselves alone, where so many are simulated."""
+FEWEST = 4
 """Steps to simulate at least: the first, an ordinary one, one that saves a checkpoint, the last."""
 
 USUAL, USUAL_SAMPLES = 10, 100_000
@@ -21,7 +21,7 @@ USUAL, USUAL_SAMPLES = 10, 100_000
 
 def usual_steps(samples_per_step: int) -> int:
     """How many steps of a long job to simulate: fewer of those that take long to simulate."""
-    return max(FEWEST, min(USUAL, USUAL_SAMPLES // samples_per_step))
+    return max(FIRST + 3, min(USUAL, USUAL_SAMPLES // samples_per_step))
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,23 @@ def choose_steps(steps: int, most: int | None, checkpoint_every: int) -> Chosen:
     if most is None or steps <= max(most, FEWEST):
         return Chosen(steps, tuple(range(steps)), (1.0,) * steps, checkpoint_every)
     simulated = max(most, FEWEST)
-    left = steps - FIRST - 1
+    first = min(FIRST, simulated - 3)
+    left = steps - first - 1
     saving = 0.0
     if checkpoint_every > 1:
         saving = left / checkpoint_every  # on average, wherever the first of them falls
         checkpoint_every = simulated - 1
-    ordinary = simulated - FIRST - 1 - (1 if saving else 0)
+    ordinary = simulated - first - 1 - (1 if saving else 0)
     each = left / ordinary
-    spread = [FIRST + int((k + 0.5) * each) for k in range(ordinary)]
+    spread = [first + int((k + 0.5) * each) for k in range(ordinary)]
     weights = [(left - saving) / ordinary] * ordinary
     if saving:
         spread.append(spread[-1])
         weights.append(saving)
     return Chosen(
         steps,
-        (*range(FIRST), *spread, steps - 1),
-        (1.0,) * FIRST + tuple(weights) + (1.0,),
+        (*range(first), *spread, steps - 1),
+        (1.0,) * first + tuple(weights) + (1.0,),
         checkpoint_every,
     )
 
