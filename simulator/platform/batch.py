@@ -38,7 +38,7 @@ class PromptKv:
 @dataclass(eq=False)
 class Row:
     """A sample. ``generated`` tokens of ``target``, as of iteration ``since``; ``sent`` of them
-    have been told. ``ready_s``: when it joined."""
+    have been told. ``ready_s``: when it joined, loop seconds; ``admitted``: it was live once."""
 
     index: int
     prompt: PromptKv
@@ -48,6 +48,7 @@ class Row:
     ready_s: float
     since: int = 0
     live: bool = False
+    admitted: bool = False
     released: bool = False
 
 
@@ -240,7 +241,7 @@ class Batch:
             self._kv += prompt.tokens
         self._idle_prompts.pop(prompt, None)
         prompt.rows += 1
-        row.live, row.since = True, self._iteration
+        row.live, row.admitted, row.since = True, True, self._iteration
         self._live[row] = None
         self._admissions += 1
         heapq.heappush(self._ends, (_ends_at(row), self._admissions, row))

@@ -7,7 +7,6 @@ samples shows.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -16,6 +15,7 @@ from controller.job import Prompt
 from rlhfless.messages import SampleTask
 from simulator.random_numbers import key_of
 from simulator.workload import Workload
+from simulator.workload_trace import text_of
 
 _PERIOD = 251
 """Small integers are shared objects in CPython: a token takes the eight bytes of its place."""
@@ -96,5 +96,4 @@ def sample_number(sample_id: str) -> int:
 
 def prompt_key(prompt: Prompt) -> int:
     """By what it says, so that a recorded run knows it again."""
-    text = prompt.row.prompt
-    return key_of(text if isinstance(text, str) else json.dumps(text, sort_keys=True))
+    return key_of(text_of(prompt.row.prompt))

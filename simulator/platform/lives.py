@@ -74,6 +74,7 @@ class Lives:
             nodes, rng, self._notice, self._take_away, self._allotment.serve
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        self._failures: list[BaseException] = []
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     @property
@@ -81,7 +82,8 @@ class Lives:
         return self._preemption.count
 
     async def close(self) -> None:
-        """End everything, at once."""
+        """End everything, at once. Raises what went wrong in a life, a defect of the simulation, as
+        calls do that waited for an instance then."""
         for timer in self._timers.values():
             timer.cancel()
         for slots in self._slots.values():
@@ -91,6 +93,8 @@ class Lives:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._preemption.close()
+        if self._failures:
+            raise self._failures[0]
 
     def serve(self) -> None:
         """Calls have come that wait for instances, which may be waiting for accelerators."""
@@ -286,8 +290,17 @@ class Lives:
     def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._lived)
         return task
+
+    def _lived(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (failure := task.exception()) is None:
+            return
+        self._failures.append(failure)
+        for slots in self._slots.values():
+            while (waiter := slots.next_waiting()) is not None:
+                waiter.set_exception(failure)
 
 
 def _now() -> float:

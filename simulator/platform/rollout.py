@@ -105,7 +105,11 @@ class RolloutCall:
         counts, used = self._batch.counts, self._used
         left = [*self._batch.live_rows, *self._batch.waiting_rows]
         computed = counts.prefill_tokens
-        asked = sum(prompt.tokens for prompt in self._prompts)
+        admitted = sum(
+            row.prompt.tokens + len(task.tokens)
+            for row, task in zip(self._rows, self._tasks, strict=True)
+            if row.admitted
+        )
         yield Heartbeat(busy_s=loop.time() - began_s, load_s=loaded_s)
         yield RolloutDone(
             unfinished=sorted(row.index for row in left),
@@ -113,7 +117,7 @@ class RolloutCall:
             prefill_computed=computed,
             prefill_loaded=used.loaded_tokens,
             prefill_reused=used.reused_tokens,
-            prefill_saved=max(0, asked - computed),
+            prefill_saved=max(0, admitted - computed),
             prefill_s=counts.prefill_s,
             decode_s=counts.decode_s,
             iterations=counts.iterations,

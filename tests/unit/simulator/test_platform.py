@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pytest
+
 from controller.dataset import Row
 from controller.job import Prompt
 from controller.ledger import Ledger
@@ -92,5 +94,21 @@ def test_an_instance_that_crashes_takes_its_call_with_it() -> None:
         await asyncio.wait([first])
         assert isinstance(first.exception(), TransientError)
         await platform.close()
+
+    run(main())
+
+
+def test_what_goes_wrong_in_a_life_is_told_to_those_who_wait_for_it() -> None:
+    async def main() -> None:
+        platform = make_platform()
+
+        def broken(*_: object) -> float:
+            raise ZeroDivisionError("a cost model's defect")
+
+        platform._costs.start_s = broken  # type: ignore[method-assign]
+        with pytest.raises(ZeroDivisionError):
+            await call(platform, "first")
+        with pytest.raises(ZeroDivisionError):
+            await platform.close()
 
     run(main())

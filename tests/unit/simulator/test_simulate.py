@@ -111,6 +111,14 @@ def test_every_strategy_generates_the_same_responses() -> None:
     assert len(tokens) == 1
 
 
+def test_prompt_tokens_are_those_that_samples_needed_whoever_computed_them() -> None:
+    tokens = set()
+    for strategy in ("static", "static+dedup_prefill"):
+        found = run(*apply(strategy, job(), cluster()))
+        tokens.add(tuple(step.prompt_tokens for step in found.simulated))
+    assert len(tokens) == 1
+
+
 def test_stragglers_cost_time() -> None:
     slow = cluster(variation={"straggler_share": 1.0, "straggler_factor": 3.0})
     plain, slowed = (run(on=each).simulated[-1] for each in (cluster(), slow))
