@@ -185,7 +185,7 @@ class Actor:
         try:
             await self._stream(call)
         except _NotTaken as failure:
-            raise failure.error from None
+            raise failure.error from failure.error.__cause__
         except RlhflessError as error:
             self._stats.lost_calls += 1
             return error

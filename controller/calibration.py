@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -21,9 +20,9 @@ from rlhfless.measurements import (
     Measurements,
     RolloutMeasured,
     TrainingMeasured,
-    as_json,
     load_measurements,
     merged,
+    save_measurements,
 )
 from rlhfless.messages import FUNCTION_NAMES, FunctionName
 from scaling import cost_model, regression
@@ -63,7 +62,7 @@ async def _write(folder: RunFolder, job: Job) -> None:
     )
     with suppress(UserError):  # there is no earlier one, or it is unreadable
         found = merged(load_measurements(folder.file(FILE)), found)
-    folder.write(FILE, json.dumps(as_json(found), indent=2) + "\n")
+    save_measurements(folder.file(FILE), found)
 
 
 def calibrate(

@@ -13,7 +13,7 @@ from controller.ledger import Ledger
 from controller.rollout_stats import RolloutStats
 from controller.timeline import Timeline
 from rlhfless.messages import TrainDone
-from rlhfless.spec import JobSpec
+from rlhfless.spec import GROUP_WISE, JobSpec
 from scaling import cost_model, length_score, lengths
 from scaling.cost_model import CostState, Observation
 from scaling.lengths import LengthState
@@ -43,9 +43,6 @@ class PolicyState(msgspec.Struct, frozen=True):
     lengths: LengthState = LengthState()
     costs: CostState = CostState()
 
-
-GROUP_WISE = ("grpo", "dr_grpo", "rloo")
-"""Algorithms whose advantages compare the responses to one prompt and no others."""
 
 _decoder = msgspec.msgpack.Decoder(PolicyState)
 
@@ -155,8 +152,8 @@ def _left(spec: JobSpec, trained: TrainDone) -> float:
 
 def work_ahead(spec: JobSpec) -> float:
     """The share of an update's work that overlap can do at most."""
-    training, advantage = spec.training, spec.algorithm.name
-    gradients = advantage in GROUP_WISE and not (
+    training = spec.training
+    gradients = spec.algorithm.name in GROUP_WISE and not (
         training.trainable == "lora" and training.lora.dropout > 0
     )
     return cost_model.ahead_share(training.minibatches, training.passes, gradients=gradients)

@@ -95,12 +95,12 @@ class Ledger:
     def usage(self, now_s: float, since_s: float = float("-inf")) -> dict[FunctionName, Usage]:
         """Usage by function within ``[since_s, now_s)``, running instances included."""
         seconds: dict[FunctionName, dict[Phase, float]] = defaultdict(lambda: defaultdict(float))
-        # All spans up to the present are in the books.
-        recent = self.spans_since(since_s)
+        recent: list[Span] = []
         if since_s == float("-inf") and (not self.spans or self.spans[-1].end_s <= now_s):
-            recent = []
             for function, booked in self._booked.items():
                 seconds[function].update(booked)
+        else:
+            recent = self.spans_since(since_s)
         for span in (*recent, *self._running(now_s)):
             overlap = min(span.end_s, now_s) - max(span.start_s, since_s)
             if overlap > 0:

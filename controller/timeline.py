@@ -15,6 +15,7 @@ from functools import partial
 from rlhfless.messages import FunctionName
 
 KEEP_LOADS = 256
+"""Of all functions, beyond those of the current step."""
 KEEP_CALLS = 512
 """Of each function, for the calibration of a run."""
 

@@ -15,6 +15,8 @@ from rlhfless.messages import FunctionName
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+GROUP_WISE = ("grpo", "dr_grpo", "rloo")
+"""Algorithms whose advantages compare the responses to one prompt and no others."""
 
 
 class Section(BaseModel):
@@ -103,7 +105,7 @@ class AlgorithmSpec(Section):
 
     @model_validator(mode="after")
     def _groups(self) -> Self:
-        if self.name in ("grpo", "dr_grpo", "rloo") and self.group_size < 2:
+        if self.name in GROUP_WISE and self.group_size < 2:
             raise ValueError(
                 f"{self.name} compares responses of one prompt: group_size must be >= 2"
             )

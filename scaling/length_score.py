@@ -36,7 +36,8 @@ def score(
 
 
 def spearman(a: Floats, b: Floats) -> float | None:
-    """Pearson's correlation of the ranks; None where one side does not vary."""
+    """Pearson's correlation of the ranks of ``a[N]`` and ``b[N]``; None where one side does not
+    vary."""
     x, y = _ranks(a) - (len(a) + 1) / 2, _ranks(b) - (len(b) + 1) / 2
     xx, yy = float(x @ x), float(y @ y)
     if xx == 0 or yy == 0:
@@ -45,7 +46,7 @@ def spearman(a: Floats, b: Floats) -> float | None:
 
 
 def _ranks(values: Floats) -> Floats:
-    """Ranks from 1; equal values share the mean of theirs."""
+    """``[N]``: ranks from 1; equal values share the mean of theirs."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(count)
     shared: Floats = last - (count - 1) / 2

@@ -51,9 +51,9 @@ class Situation:
     used. ``strategies``: the candidates, of ``STRATEGIES``. ``cold_start_s`` is paid by each actor
     beyond the ``num_warm``; it can begin ``head_start_s`` before the rollout does.
     ``early_release``: actors are let go when done. ``min_actors`` equal to ``max_actors`` fixes
-    the number. ``seed`` shuffles ``random``. ``reference``: (T₀, C₀) in
-    seconds; None: those of the static plan. ``slowest``: plans that take longer than so many times
-    T₀ are left out while another does not.
+    the number. ``seed`` shuffles ``random``. ``reference``: (T₀, C₀) in seconds; None: those of the
+    static plan. ``slowest``: plans that take longer than so many times T₀ are left out while
+    another does not.
     """
 
     max_actors: int
@@ -76,9 +76,8 @@ def candidates(items: Items, num_actors: int, strategy: str, situation: Situatio
     """The assignments of ``strategy`` to so many actors."""
     longest_s, token_s, context_s = situation.cost.coefficients["decode"]
     work = token_s * items.remaining + context_s * items.context
-    each_s = work.sum().item() / max(
-        items.remaining.sum().item(), 1e-9
-    )  # of a token, attention too
+    # Of a token, attention too.
+    each_s = work.sum().item() / max(items.remaining.sum().item(), 1e-9)
     match strategy:
         case "random":
             return [random_equal(items, num_actors, situation.seed)]

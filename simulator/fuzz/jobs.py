@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from controller.dataset import Row
 from controller.job import Prompt
 from rlhfless.measurements import Measurements
-from rlhfless.spec import JobSpec
+from rlhfless.spec import GROUP_WISE, JobSpec
 from simulator.cluster import Cluster, make_cluster
 from simulator.cluster_file import VariationSpec
 from simulator.model_shape import ModelShape
@@ -59,7 +59,7 @@ class FuzzLengths:
 
 def make_spec(rng: random.Random, max_tokens: int, deadline_s: float) -> JobSpec:
     name = rng.choice(("grpo", "dr_grpo", "rloo", "reinforce_pp", "ppo"))
-    compares = name in ("grpo", "dr_grpo", "rloo")
+    compares = name in GROUP_WISE
     group = rng.randint(2 if compares else 1, 4)
     prompts = rng.randint(1, 4)
     divisors = [n for n in (1, 2, 3, 4) if prompts * group % n == 0]

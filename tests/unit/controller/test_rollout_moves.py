@@ -14,6 +14,7 @@ from controller.actor import Actor
 from controller.collector import Collector, FinishedSample, Sample
 from controller.requests import RolloutTask
 from controller.rollout import Rollout
+from rlhfless.errors import TransientError
 from rlhfless.messages import SteerRequest
 from simulator.clock import run
 from tests.support.world import World, world
@@ -119,6 +120,25 @@ def test_moves_that_come_too_late_are_left_out(tmp_path: Path) -> None:
         w = world(tmp_path / str(seed), seed=seed, drained=0.05)
         found = run(late(w, random.Random(seed)))
         assert {sample.id: sample for sample in found} == expected
+
+
+def test_samples_that_nobody_takes_end_the_rollout(tmp_path: Path) -> None:
+    """No other call could make up for it; what went wrong is told with its cause."""
+
+    async def full(_: list[FinishedSample]) -> None:
+        raise TransientError("the job store cannot be reached") from ConnectionError("refused")
+
+    async def refused(w: World) -> Rollout:
+        collector = Collector(samples())
+        rollout = Rollout(w.job(), RolloutTask(step=0, version=0), collector, full)
+        with pytest.raises(ExceptionGroup) as raised:
+            await rollout.run([list(collector.samples)], None, every_s=0.025)
+        (error,) = raised.value.exceptions
+        assert isinstance(error, TransientError)
+        assert isinstance(error.__cause__, ConnectionError)
+        return rollout
+
+    assert run(refused(world(tmp_path))).stats.lost_calls == 0
 
 
 def test_nothing_is_sent_to_a_call_that_is_over(tmp_path: Path) -> None:
