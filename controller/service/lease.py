@@ -20,7 +20,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from controller.fencing import Fence, LostLeaseError, fence_key
+from controller.fencing import Fence, LostLeaseError, check_fence, fence_key
 from controller.redis_calls import answer
 from rlhfless.errors import CapacityError, TransientError
 
@@ -75,8 +75,7 @@ class Leases:
         key = _lease_key(lease.job)
 
         async def plan(pipe: Any) -> None:
-            if await pipe.get(fence_key(lease.job)) != str(lease.fence).encode():
-                raise LostLeaseError(f"another replica drives job {lease.job} now")
+            await check_fence(pipe, lease.job, lease.fence)
             pipe.multi()
             pipe.set(key, str(lease.fence), px=self._ttl_ms)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, Group
@@ -56,12 +55,7 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live.is_started:
             self._phase = ""
             self._live.stop()

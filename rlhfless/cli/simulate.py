@@ -130,6 +130,7 @@ def _runner(wishes: Wishes) -> Runner:
     from rlhfless.measurements import load_measurements, merged
     from simulator.known_clusters import default_cluster, find_cluster
     from simulator.replay import read_replay
+    from simulator.scenario_file import Scenarios
 
     seed = () if wishes.seed is None else (f"seed={wishes.seed}",)
     spec = load_spec(wishes.job, (*wishes.overrides, *seed))
@@ -142,10 +143,12 @@ def _runner(wishes: Wishes) -> Runner:
     return Runner(
         spec=spec,
         cluster=find_cluster(wishes.cluster) if wishes.cluster else default_cluster(spec),
+        scenarios=Scenarios(
+            workload_path=wishes.workload,
+            replay=None if replay is None else replay.lengths,
+            measurements=measured,
+        ),
         max_steps=max_steps,
-        workload=wishes.workload,
-        lengths=None if replay is None else replay.lengths,
-        measurements=measured,
     )
 
 

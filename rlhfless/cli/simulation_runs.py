@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from rlhfless.cli.simulation_files import Bar
-from rlhfless.measurements import Measurements
 from rlhfless.spec import JobSpec
 from simulator.budget import answer_budget
 from simulator.cluster import Cluster, ClusterFile
@@ -15,28 +13,20 @@ from simulator.model_shape import load_shape
 from simulator.report.contents import Report, label, told_apart
 from simulator.result import Simulation
 from simulator.room import room_notes
-from simulator.scenario import Scenario
-from simulator.scenario_file import make_scenario
+from simulator.scenario_file import Scenarios
 from simulator.simulate import Options, Progress, simulate
 from simulator.strategies import apply
-from simulator.sweep import Axis, Sweep, SweepPoint, rank, sweep
-
-if TYPE_CHECKING:
-    from simulator.workload import Workload
+from simulator.sweep import Axis, Sweep, SweepPoint, changed, rank, sweep
 
 
 @dataclass(frozen=True)
 class Runner:
-    """Simulates the job of the command line, changed or not. ``lengths``: of a run that is
-    replayed; ``max_steps`` None: all of them."""
+    """Simulates the job of the command line, changed or not. ``max_steps`` None: all of them."""
 
     spec: JobSpec
     cluster: ClusterFile
+    scenarios: Scenarios
     max_steps: int | None
-    workload: str | None = None
-    lengths: Workload | None = None
-    measurements: Measurements | None = None
-    _scenarios: dict[str, Scenario] = field(default_factory=dict)
 
     def one(
         self, spec: JobSpec, cluster: Cluster, strategy: str, progress: Progress | None = None
@@ -44,7 +34,7 @@ class Runner:
         return simulate(
             spec,
             cluster,
-            self.scenario(spec),
+            self.scenarios.of(spec),
             strategy=strategy,
             options=Options(seed=spec.seed, max_steps=self.max_steps),
             progress=progress,
@@ -53,20 +43,6 @@ class Runner:
     def without_spans(self, spec: JobSpec, cluster: Cluster, strategy: str) -> Simulation:
         """For many of which few are looked at: spans are the bulk of a simulation."""
         return replace(self.one(spec, cluster, strategy), spans=())
-
-    def scenario(self, spec: JobSpec) -> Scenario:
-        """Made anew only where what it depends on has changed."""
-        given = (spec.model, spec.dataset, spec.evaluation)
-        key = "\n".join(each.model_dump_json() if each else "" for each in given)
-        key += f"\n{spec.rollout.max_tokens} {spec.seed}"
-        if key not in self._scenarios:
-            self._scenarios[key] = make_scenario(
-                spec,
-                workload_path=self.workload,
-                replay=self.lengths,
-                measurements=self.measurements,
-            )
-        return self._scenarios[key]
 
 
 def compared(runner: Runner, names: Sequence[str], bar: Bar) -> Report:
@@ -106,8 +82,6 @@ def swept(runner: Runner, axes: Sequence[Axis], names: Sequence[str], bar: Bar) 
 
 
 def _in_detail(runner: Runner, found: Sweep) -> tuple[Simulation, ...]:
-    from simulator.sweep import changed
-
     ends = (found.frontier[0], found.frontier[-1])
     chosen = dict.fromkeys(ends if found.knee is None else (ends[0], found.knee, ends[1]))
     detailed = []
@@ -130,7 +104,7 @@ def budgeted(runner: Runner, usd: float, names: Sequence[str], bar: Bar) -> Repo
         cluster,
         runner.one,
         strategies=names or usual,
-        num_prompts=len(runner.scenario(runner.spec).prompts),
+        num_prompts=len(runner.scenarios.of(runner.spec).prompts),
         progress=lambda done, total: bar.show("simulating ways", done, total),
     )
     shown = answer.best or min(answer.ways, key=lambda way: way.usd)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from simulator.budget import BudgetAnswer
 from simulator.report.contents import Report
-from simulator.report.table import remarks
+from simulator.report.table import new_table, remarks
 from simulator.report.units import several, time_scale, usd
 
 ROWS = 12
@@ -33,7 +33,7 @@ def _ways(answer: BudgetAnswer) -> Table:
     shown = answer.ways[:ROWS]
     buys = time_scale(way.seconds for way in shown)
     whole = time_scale(way.simulation.seconds for way in shown)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    table = new_table()
     asked = several(answer.steps_asked, "step")
     table.add_column("strategy", overflow="fold", max_width=24)
     heads = ("actors", "time weight", "buys steps", f"in {buys.unit}", "epochs")

@@ -9,7 +9,7 @@ from rlhfless.errors import UserError
 from simulator.report.contents import PHASES, Report, by_function
 from simulator.report.palette import LABELS, LIGHT
 from simulator.report.timeline import BINS, Timeline, timeline
-from simulator.report.units import held_scale, time_scale, usd
+from simulator.report.units import held_scale, price, time_scale
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -166,7 +166,7 @@ def draw_cost(report: Report, path: str) -> None:
 
 def _dollars(value: float | None) -> str:
     """Matplotlib would take a dollar sign for mathematics."""
-    return "price unknown" if value is None else usd(value).replace("$", r"\$")
+    return price(value).replace("$", r"\$")
 
 
 def _plain(axis: Any) -> None:

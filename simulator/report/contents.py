@@ -59,9 +59,8 @@ class Report:
 def label(sweep: Sweep, index: int) -> str:
     """``8`` of ``rollout.max_instances``, ``rlhfless, 8``, ``8, 0.5``."""
     point = sweep.points[index]
-    several = len({each.strategy for each in sweep.points}) > 1 or not sweep.axes
     values = [_value(value) for value in point.values.values()]
-    return ", ".join([point.strategy, *values] if several else values)
+    return ", ".join([point.strategy, *values] if _by_strategy(sweep) else values)
 
 
 def _value(value: Any) -> str:
@@ -70,8 +69,13 @@ def _value(value: Any) -> str:
 
 def told_apart(sweep: Sweep) -> str:
     """What ``label`` consists of."""
-    several = len({each.strategy for each in sweep.points}) > 1 or not sweep.axes
-    return ", ".join([*(["strategy"] if several else []), *(axis.path for axis in sweep.axes)])
+    fields = [axis.path for axis in sweep.axes]
+    return ", ".join(["strategy", *fields] if _by_strategy(sweep) else fields)
+
+
+def _by_strategy(sweep: Sweep) -> bool:
+    """Whether strategies tell its points apart."""
+    return len({each.strategy for each in sweep.points}) > 1 or not sweep.axes
 
 
 def compare(one: Simulation, first: Simulation) -> Comparison:

@@ -102,7 +102,7 @@ def _totals(one: Simulation) -> dict[str, Any]:
             "cold": total.cold_s,
         },
         "idle_fraction": one.idle_fraction,
-        "usd": {"as_run": one.usd, "on_demand": one.usd_on_demand, "spot": one.usd_spot},
+        "usd": _usd(one),
         "tokens": one.tokens,
         "prompt_tokens": one.prompt_tokens,
         "tokens_per_s": one.tokens_per_s,
@@ -156,8 +156,12 @@ def _use(use: Use) -> dict[str, Any]:
         "busy_s": use.busy_s,
         "idle_s": use.idle_s,
         "cold_s": use.cold_s,
-        "usd": {"as_run": use.usd, "on_demand": use.usd_on_demand, "spot": use.usd_spot},
+        "usd": _usd(use),
     }
+
+
+def _usd(of: Simulation | Use) -> dict[str, float | None]:
+    return {"as_run": of.usd, "on_demand": of.usd_on_demand, "spot": of.usd_spot}
 
 
 def _step(step: StepFound) -> dict[str, Any]:

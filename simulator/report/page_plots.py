@@ -9,7 +9,7 @@ from simulator.report.contents import PHASES, Report, by_function, label, told_a
 from simulator.report.markup import WIDTH, Axis, legend, plot, text
 from simulator.report.palette import LABELS
 from simulator.report.timeline import BINS, Area, Lane, Timeline, timeline
-from simulator.report.units import duration, held_scale, number, room_around, time_scale, usd
+from simulator.report.units import duration, held_scale, number, price, room_around, time_scale
 from simulator.result import InstanceSpan, Simulation, StepFound
 from simulator.sweep import Sweep
 
@@ -129,7 +129,7 @@ def costs(report: Report) -> str:
     )
     parts = [legend((str(phase), LABELS[phase]) for phase in PHASES)]
     for one in report.simulations:
-        told = f"{one.strategy}: {scale.tell(one.held_s)}, {_dollars(one.usd)}"
+        told = f"{one.strategy}: {scale.tell(one.held_s)}, {price(one.usd)}"
         parts.append(f'<h3>{text(told)}</h3><div class="bars" aria-hidden="true">')
         for function, use in by_function(one).items():
             if not use.accelerators:
@@ -141,7 +141,7 @@ def costs(report: Report) -> str:
             )
             parts.append(
                 f'<div class="name">{function}</div>'
-                f'<div class="bar">{bars}<em>{text(_dollars(use.usd))}</em></div>'
+                f'<div class="bar">{bars}<em>{text(price(use.usd))}</em></div>'
             )
         parts.append("</div>")
     return "".join(parts)
@@ -150,10 +150,6 @@ def costs(report: Report) -> str:
 def _share(part: float, longest: float) -> float:
     """Room is left for the dollars."""
     return 80 * part / longest if longest else 0.0
-
-
-def _dollars(value: float | None) -> str:
-    return "price unknown" if value is None else usd(value)
 
 
 def steps(report: Report) -> str:
@@ -230,7 +226,7 @@ def _dot(report: Report, sweep: Sweep, index: int, across: float, up: float) -> 
     place = f"left:{100 * across:.2f}%;top:{100 * (1 - up):.2f}%"
     held = held_scale([run.held_s], report.noun).tell(run.held_s)
     named = label(sweep, index)
-    told = f"{told_apart(sweep)}: {named}\n{duration(run.seconds)}, {held}, {_dollars(run.usd)}"
+    told = f"{told_apart(sweep)}: {named}\n{duration(run.seconds)}, {held}, {price(run.usd)}"
     dot = f'<span class="dot {css}" style="{place}" data-t="{text(told)}"></span>'
     if index != sweep.knee and len(sweep.points) > NAMED:
         return dot

@@ -55,10 +55,10 @@ def comparison(report: Report) -> str:
                 steps.show(run.step_quantile(0.99)),
                 "" if first else factor(against.speedup),
                 _barred(held.show(run.held_s), run.held_s, [each.held_s for each in runs]),
-                "" if first else _percent(against.held_saved),
+                "" if first else percent(against.held_saved),
                 percent(run.idle_fraction),
                 Cell(text(usd(run.usd)), "best" if run.usd and run.usd == best_usd else ""),
-                "" if first else _percent(against.usd_saved),
+                "" if first else percent(against.usd_saved),
                 number(run.tokens_per_s),
             )
         )
@@ -82,10 +82,6 @@ def _barred(shown: str, value: float, of: Sequence[float]) -> Cell:
     wide = 100 * value / max(of) if max(of) else 0.0
     best = "best" if value == min(of) else ""
     return Cell(f'{text(shown)}<i class="mini" style="width:{wide:.0f}%"></i>', best)
-
-
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else percent(fraction)
 
 
 def usage(report: Report, one: Simulation) -> str:

@@ -7,6 +7,5 @@ from collections.abc import Mapping
 from controller.ledger import Phase
 
 LIGHT: Mapping[Phase, str] = {"busy": "#2a6fc9", "idle": "#e9b44c", "cold": "#9aa3b2"}
-"""On a light ground."""
-DARK: Mapping[Phase, str] = {"busy": "#5b9cf0", "idle": "#c9922f", "cold": "#667085"}
+"""On a light ground; ``page.css`` has the same, and those on a dark one."""
 LABELS: Mapping[Phase, str] = {"busy": "busy", "idle": "idle", "cold": "starting"}

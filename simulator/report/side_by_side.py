@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from rlhfless.messages import FunctionName
-from simulator.report.contents import Report, by_function, compare, extent, step_s, whole
-from simulator.report.table import remarks
+from simulator.report.contents import Report, by_function, compare, step_s, whole
+from simulator.report.table import heading, new_table, remarks
 from simulator.report.units import (
     Scale,
     factor,
@@ -28,9 +27,8 @@ from simulator.result import Simulation, Use
 def show(report: Report) -> RenderableType:
     """Two or more simulations: totals, where accelerator time goes, what sets them apart."""
     first = report.simulations[0]
-    heading = Text.assemble((first.job, "bold"), f" on {first.cluster}\n", (extent(first), "dim"))
     return Group(
-        heading,
+        heading(first),
         "",
         _totals(report),
         f"[dim]speed-up, saved: against {escape(first.strategy)}[/dim]",
@@ -46,7 +44,7 @@ def _totals(report: Report) -> Table:
     times = time_scale(run.seconds for run in runs)
     steps = time_scale(run.step_quantile(0.99) for run in runs)
     held = held_scale([run.held_s for run in runs], report.noun)
-    table = _table()
+    table = new_table()
     table.add_column("strategy", overflow="fold", max_width=24)
     for name in ("job", "step", "p99", "speed-up", held.unit, "saved", "cost", "saved"):
         table.add_column(name, justify="right")
@@ -64,9 +62,9 @@ def _totals(report: Report) -> Table:
             steps.show(run.step_quantile(0.99)),
             "" if run is runs[0] else factor(against.speedup),
             _bold(held.show(run.held_s), run.held_s == best_held),
-            "" if run is runs[0] else _percent(against.held_saved),
+            "" if run is runs[0] else percent(against.held_saved),
             _bold(usd(run.usd), run.usd is not None and run.usd == best_usd),
-            "" if run is runs[0] else _percent(against.usd_saved),
+            "" if run is runs[0] else percent(against.usd_saved),
         )
     return table
 
@@ -75,7 +73,7 @@ def _shares(report: Report) -> Table:
     """What becomes of accelerator time, and who holds it."""
     functions = functions_of(report.simulations)
     held = held_scale([run.held_s for run in report.simulations], report.noun)
-    table = _table()
+    table = new_table()
     table.add_column("strategy", overflow="fold", max_width=24)
     for name in ("busy", "idle", "start", *functions, "tokens/s"):
         table.add_column(name, justify="right")
@@ -103,16 +101,8 @@ def functions_of(simulations: Sequence[Simulation]) -> list[FunctionName]:
     return list(found)
 
 
-def _table() -> Table:
-    return Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
-
-
 def _bold(text: str, best: bool) -> str:
     return f"[bold]{text}[/bold]" if best else text
-
-
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else percent(fraction)
 
 
 def _held(use: Use | None, scale: Scale) -> str:

@@ -7,8 +7,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from simulator.report.contents import Report, extent, label, step_s, told_apart
-from simulator.report.table import remarks
+from simulator.report.contents import Report, label, step_s, told_apart
+from simulator.report.table import heading, new_table, remarks
 from simulator.report.units import held_scale, percent, several, time_scale, usd
 from simulator.sweep import Sweep
 
@@ -21,13 +21,12 @@ REASONS = 3
 def show(report: Report, sweep: Sweep) -> RenderableType:
     """Points in the order in which they were asked for."""
     first = sweep.points[0].simulation
-    heading = Text.assemble((first.job, "bold"), f" on {first.cluster}\n", (extent(first), "dim"))
     cost = "dollars" if sweep.in_usd else f"{report.noun} time"
     best = several(len(sweep.frontier), "point")
     told = Text.assemble(
         ("*", "bold"), f" {best} that nothing beats in both time and {cost}", style="dim"
     )
-    parts: list[RenderableType] = [heading, "", _points(report, sweep), told]
+    parts: list[RenderableType] = [heading(first), "", _points(report, sweep), told]
     if sweep.knee is not None:
         parts += [
             Text.assemble(
@@ -43,7 +42,7 @@ def _points(report: Report, sweep: Sweep) -> Table:
     times = time_scale(run.seconds for run in runs)
     steps = time_scale(step_s(run) for run in runs)
     held = held_scale((run.held_s for run in runs), report.noun)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    table = new_table()
     table.add_column("")
     table.add_column(escape(told_apart(sweep)), overflow="fold", max_width=32)
     for name in (f"job, {times.unit}", f"step, {steps.unit}", held.unit, "idle", "cost"):

@@ -38,7 +38,7 @@ from simulator.result import Simulation, Use
 def show(report: Report, simulation: Simulation) -> RenderableType:
     """All there is to say about one simulation."""
     return Group(
-        heading(simulation),
+        heading(simulation, f", {simulation.strategy}"),
         "",
         _times(simulation),
         "",
@@ -49,12 +49,14 @@ def show(report: Report, simulation: Simulation) -> RenderableType:
     )
 
 
-def heading(simulation: Simulation) -> Text:
-    text = Text()
-    text.append(simulation.job, "bold")
-    text.append(f" on {simulation.cluster}, {simulation.strategy}\n")
-    text.append(extent(simulation), "dim")
-    return text
+def heading(first: Simulation, more: str = "") -> Text:
+    """What all simulations of a report have in common, and ``more`` of the only one."""
+    where = f" on {first.cluster}{more}\n"
+    return Text.assemble((first.job, "bold"), where, (extent(first), "dim"))
+
+
+def new_table() -> Table:
+    return Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
 
 
 def remarks(report: Report) -> list[RenderableType]:
@@ -97,7 +99,7 @@ def usage(report: Report, simulation: Simulation) -> Table:
     on_hosts = {function: use for function, use in ordered if not use.accelerators}
     total = whole(simulation)
     scale = held_scale([total.held_s, *(use.held_s for use in on_hosts.values())], report.noun)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    table = new_table()
     table.add_column(scale.unit)
     for name in ("held", "share", "busy", "idle", "starting", "idle share", "cost"):
         table.add_column(name, justify="right")

@@ -98,11 +98,18 @@ def usd(value: float | None) -> str:
     return f"${value:.2f}" if abs(value) >= 1 else f"${value:.3g}"
 
 
+def price(value: float | None) -> str:
+    """As ``usd``, where nothing else says that it is dollars that are unknown."""
+    return "price unknown" if value is None else usd(value)
+
+
 def share(part: float, whole: float) -> str:
     return percent(part / whole) if whole else "-"
 
 
-def percent(fraction: float) -> str:
+def percent(fraction: float | None) -> str:
+    if fraction is None:
+        return "-"
     shown = f"{100 * fraction:.0f}"
     if shown in ("0", "-0") and fraction:
         return "<1%" if fraction > 0 else ">-1%"
