@@ -1,6 +1,6 @@
 """What the controller's own work costs: planning, looking, learning, book-keeping of a step.
 
-    python -m benchmarks.policies [--quick] [--json FILE] [--profile CASE]
+    python -m benchmarks.policies [--quick] [--json FILE] [--profile PART] [--largest N]
 
 Nothing is generated: a step's samples are made up (lognormal lengths, groups of 8, prompts of 512
 tokens, a third of which they have in common) and the controller's parts run on them as they do in a
@@ -290,7 +290,9 @@ def measure(sizes: tuple[Size, ...], parts: dict[str, Part], limit_s: float) -> 
 
 def main() -> None:
     parser = arguments(__doc__ or "", threads=False)
-    parser.add_argument("--profile", metavar="PART", help="profile one part at the largest size")
+    parser.add_argument(
+        "--profile", metavar="PART", choices=PARTS, help="profile one part at the largest size"
+    )
     parser.add_argument("--largest", type=int, default=len(SIZES), help="sizes to measure")
     given = parser.parse_args()
     sizes = SIZES[: 2 if given.quick else given.largest]

@@ -55,7 +55,6 @@ class Accounts:
                 continue
             accelerators = 0 if grant is None else grant.accelerators
             use = found.get(span.function, Use(accelerators))
-            used = {f"{span.phase}_s": seconds * max(1, accelerators)}
             field = f"{span.phase}_s"
             found[span.function] = replace(
                 use,
@@ -63,7 +62,7 @@ class Accounts:
                 usd=_plus(use.usd, _usd(grant, seconds, None)),
                 usd_on_demand=_plus(use.usd_on_demand, _usd(grant, seconds, False)),
                 usd_spot=_plus(use.usd_spot, _usd(grant, seconds, True)),
-                **{field: getattr(use, field) + used[field]},
+                **{field: getattr(use, field) + seconds * max(1, accelerators)},
             )
         return {function: found[function] for function in sorted(found)}
 

@@ -153,9 +153,12 @@ def _priced(found: Simulation, cluster: Cluster) -> float:
     if found.usd is not None:
         return found.usd
     pools = cluster.pools.values()
-    without = next((p for p in pools if p.on_demand_usd_per_hour is None), None)
-    name = without.name if without is not None else next(iter(cluster.pools))
-    param = f"pools.{name}.price_usd_per_hour"
+    without = next((p.name for p in pools if p.on_demand_usd_per_hour is None), None)
+    field = "price_usd_per_hour"
+    if without is None:  # then it was held on spot
+        without = next(p.name for p in pools if p.spot_usd_per_hour is None)
+        field = "spot_price_usd_per_hour"
+    name, param = without, f"pools.{without}.{field}"
     raise UserError(
         f"--budget: what an accelerator of pool {name} costs is unknown; set {param} in the "
         "cluster file",

@@ -7,6 +7,7 @@ say on how many accelerators a model runs in a pool, and refuse what does not fi
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from copy import deepcopy
@@ -141,8 +142,10 @@ class ClusterFile:
         raw = deepcopy(dict(self.raw))
         for path, value in (changes or {}).items():
             section, _, rest = path.partition(".")
-            if section == "pools" and (name := rest.split(".")[0]) not in raw.get("pools", {}):
-                raise unknown("pool", name, raw.get("pools", {}), f"cluster.{path}")
+            if section == "pools" and isinstance(pools := raw.get("pools"), dict):
+                known = [str(each) for each in pools]
+                if (name := rest.split(".")[0]) not in known:
+                    raise unknown("pool", name, known, f"cluster.{path}")
             set_field(raw, path, value, f"cluster.{path}={value}")
         return make_cluster(raw, self.base)
 
@@ -238,9 +241,11 @@ def _availability(spec: PoolSpec, at: str, base: str) -> tuple[tuple[float, int]
             if number == 1:
                 continue  # a heading
             raise UserError(f"{param}: {path} line {number}: {line!r}", param=param) from error
-        if event[1] < 0 or event[0] < 0 or (events and event[0] < events[-1][0]):
+        least_s = events[-1][0] if events else 0.0
+        if event[1] < 0 or not least_s <= event[0] < math.inf:
             raise UserError(
-                f"{param}: {path} line {number}: times must not fall, nor anything be negative",
+                f"{param}: {path} line {number}: times must be finite and must not fall, nor "
+                "anything be negative",
                 param=param,
             )
         events.append(event)

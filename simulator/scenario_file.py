@@ -133,16 +133,14 @@ def _prompts(
     there = os.path.exists(spec.dataset.path)
     if there and not given.makes_prompts():
         return read_prompts(spec, spec.dataset, "dataset", shape)
-    assumed = ["prompts are those of the workload file, not of the dataset"] if there else []
-    if not there and not given.prompts:
-        assumed.append(f"there is no dataset {spec.dataset.path} here: it has {{rows}} prompts")
-    if not given.prompt_tokens:
-        assumed.append("prompts are {tokens}")
     lengths = _prompt_lengths(spec, given, shape)
     count = _limited(given.prompts or ASSUMED_PROMPTS, spec.dataset)
-    tokens = _in_words(_prompt_tokens(given))
-    said = [each.format(rows=f"{count:,}", tokens=tokens) for each in assumed]
-    return make_prompts(count, lengths, "dataset", shape, spec.seed), said
+    assumed = ["prompts are those of the workload file, not of the dataset"] if there else []
+    if not there and not given.prompts:
+        assumed.append(f"there is no dataset {spec.dataset.path} here: it has {count:,} prompts")
+    if not given.prompt_tokens:
+        assumed.append(f"prompts are {_in_words(_prompt_tokens(given))}")
+    return make_prompts(count, lengths, "dataset", shape, spec.seed), assumed
 
 
 def _evaluation(

@@ -99,8 +99,9 @@ def test_a_spot_trace_is_read(tmp_path: Path) -> None:
     for text, expected in (
         ("seconds,nodes\n", "holds no line of seconds,nodes"),
         ("0,2\n5,x\n", "line 2: '5,x'"),
-        ("5,2\n4,1\n", "times must not fall"),
-        ("5,-2\n", "times must not fall, nor anything be negative"),
+        ("5,2\n4,1\n", "times must be finite and must not fall"),
+        ("nan,2\n", "times must be finite"),
+        ("5,-2\n", "must not fall, nor anything be negative"),
     ):
         (tmp_path / "trace.csv").write_text(text)
         assert expected in problem(lambda: make_cluster(raw, str(tmp_path)))
