@@ -16,13 +16,17 @@ from controller.fencing import LostLeaseError
 from controller.job_store import JobStore
 from controller.journal import StepRecord
 from controller.redis_server import open_redis
-from controller.service.api import create_app
+from controller.service.app import create_app
 from controller.service.events import Events, JobEvent
 from controller.service.keys import ApiKeys
 from controller.service.lease import Lease, Leases
 from controller.service.registry import Registry
+from controller.service.service import Service
+from controller.service.settings import Settings
 
 pytestmark = pytest.mark.slow
+
+SETTINGS = Settings(folder="/nowhere", store="memory://service")
 
 
 def with_redis(folder: Path, test: Callable[[Redis], Awaitable[None]]) -> None:
@@ -121,7 +125,7 @@ def test_an_event_stream_tells_what_comes_and_ends_with_the_job(tmp_path: Path) 
         registry, events = Registry(redis), Events(redis)
         job = await registry.create("acme", {"name": "demo"})
         client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(create_app(redis)),
+            transport=httpx.ASGITransport(create_app(Service(redis, SETTINGS))),
             base_url="http://service",
             headers={"Authorization": f"Bearer {text}", "Accept": "text/event-stream"},
             timeout=60.0,

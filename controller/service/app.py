@@ -1,0 +1,28 @@
+"""The REST API as an ASGI app over the parts of the service.
+
+Shapes follow OpenAI's fine-tuning jobs (``rlhfless.rest``). Each route but the health checks needs
+a key; what a key sees is its tenant's. The app keeps nothing between requests, so any number of
+replicas serve the same jobs.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from controller.service.http import answer_with_problems
+from controller.service.routes import events, health, jobs
+from controller.service.service import Service
+from rlhfless import __version__
+
+ROUTES = (health.router, jobs.router, events.router)
+
+
+def create_app(service: Service) -> FastAPI:
+    """The app of a replica."""
+    app = FastAPI(title="rlhfless", version=__version__)
+    app.state.keys = service.keys
+    answer_with_problems(app)
+    for router in ROUTES:
+        app.include_router(router(service))
+    jobs.describe_spec(app)
+    return app

@@ -1,0 +1,30 @@
+"""What an operator sets about a service; ``rlhfless serve`` fills it from flags and environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """``folder``: what this replica keeps on its own disk; replicas may share it. ``store``: URL of
+    the object store, which all replicas share. ``instances``: function instances that all jobs
+    together may hold."""
+
+    folder: str
+    store: str
+    instances: int = 8
+    max_body_bytes: int = 1 << 20
+    """Of a JSON request; a job spec is some kilobytes."""
+    max_file_bytes: int = 2 << 30
+    """Of an upload, or of a file fetched from a URL."""
+    max_running_jobs: int = 32
+    """Jobs that this replica drives at once."""
+    library: str | None = None
+    """Folder of models, datasets and rewards that every tenant's jobs may name."""
+    allowed_urls: tuple[str, ...] = field(default=())
+    """Prefixes of URLs that jobs may name though they lead into the operator's own network."""
+
+    def file(self, *names: str) -> str:
+        return os.path.join(self.folder, *names)
