@@ -16,7 +16,7 @@ step is never booked twice however often its controller dies.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -27,6 +27,7 @@ from controller.collector import FinishedSample
 from controller.fencing import Fence, check_fence, fence_key
 from controller.journal import Scores, StepJournal, StepRecord
 from controller.redis_calls import answer
+from controller.service.events import JobEvent, add_to
 from rlhfless.errors import ConflictError, InternalError, TransientError
 
 STEP_PARTS = ("samples", "scores", "reference")
@@ -43,11 +44,21 @@ class JobStore:
 
     With a ``fence``, every write checks it in its own transaction and raises ``LostLeaseError``
     once another replica was granted the job.
+
+    ``announce`` makes of a record the event that tells of it; it is appended to the job's events in
+    the transaction that commits the step, hence once.
     """
 
-    def __init__(self, redis: Redis, job: str, fence: Fence | None = None) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        job: str,
+        fence: Fence | None = None,
+        announce: Callable[[StepRecord], JobEvent] | None = None,
+    ) -> None:
         self.job = job
         self._fence = fence
+        self._announce = announce
         self._redis = redis
         self._prefix = f"rlhfless:{{{job}}}:"
 
@@ -68,10 +79,25 @@ class JobStore:
         notes = {k.decode(): v.decode() for k, v in raw.items()}
         return {k: v if k == "spec" else json.loads(v) for k, v in notes.items()}
 
+    async def noted(self, *names: str) -> dict[str, Any]:
+        """Those of the notes that there are."""
+        raw = await answer(self._redis.hmget(self._key("job"), list(names)))
+        return {k: json.loads(v) for k, v in zip(names, raw, strict=True) if v is not None}
+
     async def records(self) -> list[StepRecord]:
         """All committed steps, in order."""
         raw = await answer(self._redis.hgetall(self._key("steps")))
         return sorted((_records.decode(value) for value in raw.values()), key=lambda r: r.step)
+
+    async def committed(self) -> int:
+        """How many steps are."""
+        return int(await answer(self._redis.get(self._key("committed"))) or 0)
+
+    async def records_from(self, start: int, limit: int) -> list[StepRecord]:
+        """The committed ones of the steps ``[start, start + limit)``, in order."""
+        steps = [str(step) for step in range(start, start + limit)]
+        raw = await answer(self._redis.hmget(self._key("steps"), steps))
+        return [_records.decode(value) for value in raw if value is not None]
 
     async def step_journal(self, step: int) -> StepJournal:
         """What an interrupted attempt at this step left."""
@@ -120,6 +146,8 @@ class JobStore:
             if notes:
                 pipe.hset(self._key("job"), mapping=cast(Any, _encoded(notes)))
             pipe.delete(*(self._step_key(record.step, part) for part in STEP_PARTS))
+            if self._announce is not None:
+                add_to(pipe, self.job, self._announce(record))
             try:
                 await pipe.execute()
             except WatchError:

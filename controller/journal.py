@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import msgspec
 
 from controller.collector import FinishedSample
+from controller.ledger import Usage
+from rlhfless.messages import FunctionName
 
 
 class Scores(msgspec.Struct, frozen=True):
@@ -31,13 +33,15 @@ class StepJournal:
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A committed step. ``position`` is where the data order goes on."""
+    """A committed step. ``position`` is where the data order goes on; ``usage`` what was held from
+    the end of the step before to the end of this one."""
 
     step: int
     version: int
     metrics: dict[str, float]
     position: dict[str, int]
     plan: dict[str, Any] = {}
+    usage: dict[FunctionName, Usage] = {}
 
 
 class Journal(Protocol):

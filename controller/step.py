@@ -20,6 +20,7 @@ from controller.generate import generate
 from controller.job import Event, Job, StepSamples
 from controller.journal import StepRecord
 from controller.learning import PolicyState
+from controller.ledger import Usage
 from controller.lookahead import Ahead, in_a_moment, look_ahead
 from controller.overlap import Overlap
 from controller.requests import RolloutTask, train_request
@@ -64,13 +65,20 @@ async def run_step(
     plan = planning.plan_step(job, step, position) if ahead is None else ahead.step
     journal = await job.journal.step_journal(step)
     collector = Collector(plan.samples, journal.samples.values())
-    if ahead is not None and not journal.samples:
+    fits = ahead is not None and len(ahead.rollout.assignment) <= job.max_actors
+    if ahead is not None and fits and not journal.samples:
         rollout_plan = ahead.rollout
     else:
         left = [s for s in plan.samples if s.id not in journal.samples]
         warm = job.dispatcher.warm("rollout")
         rollout_plan = await asyncio.to_thread(
-            planning.plan_rollout, job.spec, left, plan.prompts, state, warm
+            planning.plan_rollout,
+            job.spec,
+            left,
+            plan.prompts,
+            state,
+            warm,
+            max_actors=job.max_actors,
         )
     actors = len(rollout_plan.assignment)
     job.observe(Event("rollout", f"step {step + 1}", {"actors": actors}))
@@ -146,6 +154,7 @@ async def run_step(
         overhead_s=end_s - start_s - job.timeline.covered_s(start_s, end_s),
         controller_s=end_s - start_s - job.timeline.called_s(start_s, end_s),
     )
+    usage = job.ledger.usage(end_s, since_s=start_s)
     facts = StepFacts(
         step=step,
         samples=finished,
@@ -154,7 +163,7 @@ async def run_step(
         num_actors=actors,
         trained=trained,
         times=times,
-        usage=job.ledger.total(end_s, since_s=start_s),
+        usage=sum(usage.values(), Usage()),
     )
     outlook = looked.result()
     judged = outlook.judged | learning.cost_errors(
@@ -168,6 +177,7 @@ async def run_step(
         metrics=step_metrics(job.spec, facts) | judged,
         position=position_after,
         plan=planning.describe(rollout_plan, stats, times.rollout_s),
+        usage=usage,
     )
     books = job.books.notes(loop.time())
     await job.journal.commit(record, learning.encode_state(learned), **books)

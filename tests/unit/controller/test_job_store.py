@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
 import fakeredis
+import msgspec
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -12,7 +13,10 @@ from controller.collector import FinishedSample
 from controller.fencing import Fence, LostLeaseError, fence_key
 from controller.job_store import JobStore
 from controller.journal import Scores, StepRecord
+from controller.ledger import Usage
+from controller.service.events import Events, JobEvent
 from rlhfless.errors import ConflictError, InternalError
+from rlhfless.messages import FunctionName
 
 SAMPLE = FinishedSample(
     id="0/0/0", tokens=[4, 5], logprobs=b"\0" * 8, reason="stop", versions=[0, 2]
@@ -86,6 +90,54 @@ def test_commits_are_ordered() -> None:
         assert [r.step for r in await second.records()] == list(range(12))
 
     with_store(test)
+
+
+def test_records_are_read_in_pages() -> None:
+    async def test(first: JobStore, second: JobStore) -> None:
+        assert await second.committed() == 0
+        assert await second.records_from(0, 5) == []
+        for step in range(7):
+            await first.commit(record(step), b"", wall_s=float(step))
+        assert await second.committed() == 7
+        assert [r.step for r in await second.records_from(2, 3)] == [2, 3, 4]
+        assert [r.step for r in await second.records_from(5, 10)] == [5, 6]
+        assert await second.noted("wall_s", "nothing") == {"wall_s": 6.0}
+
+    with_store(test)
+
+
+def test_a_record_keeps_what_was_used() -> None:
+    async def test(first: JobStore, second: JobStore) -> None:
+        used: dict[FunctionName, Usage] = {
+            "rollout": Usage(1.0, 2.0, 3.0, None),
+            "training": Usage(0.0, 1.5, 0.25, 0.125),
+        }
+        await first.commit(msgspec.structs.replace(record(0), usage=used), b"")
+        assert (await second.records())[0].usage == used
+
+    with_store(test)
+
+
+def test_a_step_is_announced_once() -> None:
+    def announce(record: StepRecord) -> JobEvent:
+        return JobEvent(type="step", message=f"step {record.step + 1}", data=record.metrics)
+
+    async def main() -> None:
+        redis = fakeredis.FakeAsyncRedis()
+        stores = [JobStore(redis, "job", announce=announce) for _ in range(2)]
+        for step in range(2):
+            await stores[0].commit(record(step, reward=step), b"")
+            await stores[1].commit(record(step, reward=step), b"")  # after a crash
+        with pytest.raises(InternalError):
+            await stores[0].commit(record(5), b"")
+        events = (await Events(redis).read("job")).data
+        assert [(e.message, e.data) for e in events] == [
+            ("step 1", {"reward": 0.0}),
+            ("step 2", {"reward": 1.0}),
+        ]
+        await redis.aclose()
+
+    asyncio.run(main())
 
 
 def test_two_controllers_committing_at_once_book_the_step_once() -> None:
