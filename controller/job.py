@@ -8,6 +8,7 @@ from typing import Any
 
 from controller.books import Books
 from controller.collector import FinishedSample
+from controller.control import Control, Unhindered
 from controller.dataset import PromptOrder, Row
 from controller.dispatch import Dispatcher
 from controller.journal import Journal, Scores
@@ -86,3 +87,11 @@ class Job(Surroundings):
     observe: Observer
     keep_samples: Callable[[StepSamples], None] = lambda _: None
     """Called in a thread, before the step is committed; again when a step is taken over."""
+    control: Control = Unhindered()
+
+    @property
+    def max_actors(self) -> int:
+        """Rollout instances the job may have now."""
+        most = self.control.most("rollout")
+        largest = self.spec.rollout.max_instances
+        return largest if most is None else max(1, min(most, largest))

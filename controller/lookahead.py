@@ -77,5 +77,6 @@ def look_ahead(
         learned,
         warm,
         head_start_s=rollout.training_s(tokens) / SAFETY,
+        max_actors=job.max_actors,
     )
     return Outlook(learned, judged, Ahead(following, following_rollout))

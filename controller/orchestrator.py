@@ -76,7 +76,7 @@ class Orchestrator:
         await job.journal.note(status="running")
         for record in records:
             job.observe(Event("restored", f"step {record.step + 1}", {"metrics": record.metrics}))
-        if records and (reason := self._over_budget()) is not None:
+        if records and (reason := self._stopping()) is not None:
             last = records[-1]
             earlier = remembered(notes)
             self._accuracy = {step: found.accuracy for step, found in earlier.items()}
@@ -96,11 +96,11 @@ class Orchestrator:
         async with asyncio.TaskGroup() as group:
             following: asyncio.Task[None] | None = None
             for step in range(len(records), self._total_steps):
-                paused = self._over_budget()
+                paused = self._stopping()
                 if paused is None and self._wants_evaluation(step):
                     await self._evaluation(step, notes, state, version)
                     step_end_s = loop.time()
-                    paused = self._over_budget()
+                    paused = self._stopping()
                 if paused is not None:
                     break
                 result = await run_step(
@@ -129,7 +129,7 @@ class Orchestrator:
     async def _warm_up(self) -> None:
         """Start cold functions side by side instead of one after the other at first use."""
         for function in self.job.spec.functions():
-            count = self.job.spec.function(function).max_instances if function == "rollout" else 1
+            count = self.job.max_actors if function == "rollout" else 1
             await self.job.dispatcher.platform.scale(function, count)
 
     async def _collect(self, step: int, version: int) -> None:
@@ -180,6 +180,10 @@ class Orchestrator:
         spec = self.job.spec.evaluation
         return spec is not None and spec.every > 0 and steps > 0 and steps % spec.every == 0
 
+    def _stopping(self) -> str | None:
+        """Why there is to be no further step for the time being, if so."""
+        return self._over_budget() or self.job.control.stopping()
+
     def _over_budget(self) -> str | None:
         """Why the budget allows no further step, if it does not."""
         budget = self.job.spec.budget
@@ -197,7 +201,8 @@ class Orchestrator:
     async def _pause(
         self, reason: str, steps: int, version: int, before: Evaluation | None
     ) -> Outcome:
-        if self.job.spec.budget.on_exceed == "fail":
+        over_budget = self._over_budget() is not None
+        if over_budget and self.job.spec.budget.on_exceed == "fail":
             await self.job.journal.note(status="failed")
             raise UserError(
                 f"the budget is used up after {steps} steps: {reason}",

@@ -111,9 +111,11 @@ def plan_rollout(
     state: PolicyState,
     warm: int,
     head_start_s: float = 0.0,
+    max_actors: int | None = None,
 ) -> RolloutPlan:
     """Choose the actors for ``samples`` and what they share; ``prompts[g]`` is the prompt of group
-    g. ``warm`` instances need no cold start; others can be started ``head_start_s`` ahead."""
+    g. ``warm`` instances need no cold start; others can be started ``head_start_s`` ahead.
+    ``max_actors`` None: as many as the spec allows."""
     scheduling = spec.scheduling
     forecasts = forecast_lengths(spec, prompts, state)
     cost = cost_model.fit(state.costs)
@@ -127,7 +129,7 @@ def plan_rollout(
     )
     tree = _tree(spec, prompts)
     load_s = _loads(spec, prompts, cost, state)
-    most = spec.rollout.max_instances
+    most = spec.rollout.max_instances if max_actors is None else max_actors
     situation = Situation(
         max_actors=most,
         min_actors=1 if scheduling.scale_actors else most,
