@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -11,6 +12,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from controller.service.keys import ApiKey, ApiKeys, Scope
+from controller.service.yaml_body import MAX_BYTES as MAX_YAML_BYTES
+from controller.service.yaml_body import is_yaml, read_yaml
 from rlhfless.errors import InternalError, RlhflessError, UnauthenticatedError, UserError
 
 MAX_BODY_BYTES = 1 << 20
@@ -41,22 +44,38 @@ class Needs:
 
 
 async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The body, a JSON object. Raises ``TooLargeError`` before it has read more than ``max_bytes``,
-    ``UserError`` for anything else."""
+    """The body, a JSON object or, by its content type, a YAML mapping of JSON values. Raises
+    ``TooLargeError`` before it has read more than ``max_bytes``, ``UserError`` for what is neither.
+    """
+    as_yaml = is_yaml(request.headers.get("content-type", ""))
+    if as_yaml:
+        max_bytes = min(max_bytes, MAX_YAML_BYTES)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > max_bytes:
             raise TooLargeError(f"a request body may have {max_bytes} bytes")
+    if as_yaml:
+        given = await asyncio.to_thread(read_yaml, bytes(body))
+    else:
+        given = _read_json(body)
+    if not isinstance(given, dict):
+        raise UserError(f"the body must be a {'YAML mapping' if as_yaml else 'JSON object'}")
     try:
-        value = json.loads(body)
-        # NaN, and halves of surrogate pairs, pass the parser and could not be stored.
-        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        # NaN, dates and halves of surrogate pairs pass the parsers and could not be stored.
+        text = json.dumps(given, allow_nan=False, ensure_ascii=False)
+        text.encode()
+        value: dict[str, Any] = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"the body holds a value that JSON has not: {error}") from error
+    return value
+
+
+def _read_json(body: bytes | bytearray) -> Any:
+    try:
+        return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise UserError(f"the body is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise UserError("the body must be a JSON object")
-    return value
 
 
 def problem(error: RlhflessError, headers: dict[str, str] | None = None) -> Response:

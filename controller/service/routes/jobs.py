@@ -27,7 +27,7 @@ def router(service: Service) -> APIRouter:
     async def submit(
         request: Request, key: Submitter, idempotency_key: IdempotencyKey = None
     ) -> Response:
-        """Submit a job. The body is a job spec."""
+        """Submit a job. The body is a job spec, as JSON or as a job file (YAML)."""
         body = await read_object(request, service.settings.max_body_bytes)
         try:
             spec = JobSpec.model_validate(body)
@@ -79,6 +79,9 @@ def describe_spec(app: FastAPI) -> None:
 _JOB_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/JobSpec"}}},
+        "content": dict.fromkeys(
+            ("application/json", "application/yaml"),
+            {"schema": {"$ref": "#/components/schemas/JobSpec"}},
+        ),
     }
 }
