@@ -15,11 +15,11 @@ from controller.books import Books
 from controller.calibration import calibrate
 from controller.deployments import deployments
 from controller.dispatch import Dispatcher, RetryPolicy
+from controller.execution import load_data
 from controller.job import Event, Job, Prompt, StepSamples
 from controller.job_store import JobStore
 from controller.learning import decode_state
 from controller.ledger import Ledger, Span, Usage
-from controller.local_run import load_data
 from controller.orchestrator import Orchestrator
 from controller.platforms.local import LocalOptions, LocalPlatform
 from controller.redis_server import open_redis

@@ -30,7 +30,7 @@ from benchmarks.live_job import Made, make
 from benchmarks.paced.workloads import Recipe, record
 from benchmarks.scheduling import OURS, PACED, STATIC, Strategy, paced_spec
 from benchmarks.scheduling import Case as Slept
-from controller.local_run import load_data
+from controller.execution import load_data
 from rlhfless.measurements import as_json
 from rlhfless.messages import FunctionName
 from rlhfless.spec import JobSpec

@@ -17,11 +17,13 @@ class Control(Protocol):
         ...
 
 
-class Unhindered:
-    """A job that has its machine to itself."""
-
+class _Unhindered:
     def stopping(self) -> str | None:
         return None
 
     def most(self, function: FunctionName) -> int | None:  # noqa: ARG002
         return None
+
+
+UNHINDERED: Control = _Unhindered()
+"""Of a job that has its machine to itself."""

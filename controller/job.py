@@ -8,7 +8,7 @@ from typing import Any
 
 from controller.books import Books
 from controller.collector import FinishedSample
-from controller.control import Control, Unhindered
+from controller.control import UNHINDERED, Control
 from controller.dataset import PromptOrder, Row
 from controller.dispatch import Dispatcher
 from controller.journal import Journal, Scores
@@ -87,7 +87,7 @@ class Job(Surroundings):
     observe: Observer
     keep_samples: Callable[[StepSamples], None] = lambda _: None
     """Called in a thread, before the step is committed; again when a step is taken over."""
-    control: Control = Unhindered()
+    control: Control = UNHINDERED
 
     @property
     def max_actors(self) -> int:

@@ -13,10 +13,10 @@ from controller.call_contents import CallContents
 from controller.collector import Collector, FinishedSample, Sample
 from controller.deployments import deployments
 from controller.dispatch import Dispatcher, RetryPolicy
+from controller.execution import load_data
 from controller.homes import cannot_make_temporary_folder
 from controller.job import Prompt, Surroundings
 from controller.ledger import Ledger
-from controller.local_run import load_data
 from controller.platforms.local import LocalOptions, LocalPlatform
 from controller.requests import RolloutTask, reward_request, rollout_request
 from controller.timeline import Timeline

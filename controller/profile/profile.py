@@ -17,11 +17,11 @@ from controller.calibration import calibrate
 from controller.collector import FinishedSample
 from controller.deployments import deployments
 from controller.dispatch import Dispatcher, RetryPolicy
+from controller.execution import load_data
 from controller.homes import cannot_make_temporary_folder
 from controller.job import Surroundings
 from controller.learning import EngineLimits
 from controller.ledger import Ledger
-from controller.local_run import load_data
 from controller.planning import StepPlan
 from controller.platforms.local import LocalOptions, LocalPlatform
 from controller.profile.calls import Calls

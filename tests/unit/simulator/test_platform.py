@@ -8,9 +8,9 @@ import random
 import pytest
 
 from controller.dataset import Row
+from controller.deployments import deployments
 from controller.job import Prompt
 from controller.ledger import Ledger
-from controller.local_run import deployments
 from rlhfless.errors import TransientError
 from rlhfless.messages import CallInfo, RewardDone, RewardRequest
 from rlhfless.spec import JobSpec
