@@ -16,6 +16,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from datetime import datetime
@@ -24,6 +25,8 @@ from typing import Any, BinaryIO, NamedTuple
 from rlhfless.errors import InternalError, UserError, of_os_error
 
 _TEMPORARY = ".tmp-"
+_COPIED_BYTES = 1 << 20
+"""Of a file, at once."""
 
 
 class ObjectInfo(NamedTuple):
@@ -65,6 +68,19 @@ class ObjectStore:
     def put(self, name: str, data: bytes, *, durable: bool = False) -> None:
         """Write a whole object; an existing one of that name is replaced by the same content."""
         self._write(name, data, exclusive=False, durable=durable)
+
+    def put_file(self, name: str, path: str, *, durable: bool = False) -> None:
+        """As ``put``, with the content of a local file, which is never whole in memory. Raises
+        ``FileNotFoundError``."""
+        target = self.path(name)
+        with _told(f"cannot write {target}"):
+            if not self._local:
+                self._fs.put_file(path, target)
+                return
+            with open(path, "rb") as file:
+                _write_file(target, file, exclusive=False, durable=durable)
+            if durable:
+                _sync_folders(os.path.dirname(target), self._root)
 
     def sync(self, name: str) -> None:
         """Make a written object survive a power cut, as ``put`` with ``durable`` does at once.
@@ -176,12 +192,15 @@ def _told(failed: str) -> Iterator[None]:
         raise of_os_error(failed, error) from error
 
 
-def _write_file(path: str, data: bytes, *, exclusive: bool, durable: bool) -> bool:
+def _write_file(path: str, data: bytes | BinaryIO, *, exclusive: bool, durable: bool) -> bool:
     folder, base = os.path.split(path)
     temporary = os.path.join(folder, f"{_TEMPORARY}{base}-{uuid.uuid4().hex}")
     try:
         with _open_in(folder, temporary) as file:
-            file.write(data)
+            if isinstance(data, bytes | bytearray | memoryview):
+                file.write(data)
+            else:
+                shutil.copyfileobj(data, file, _COPIED_BYTES)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())

@@ -19,6 +19,14 @@ class Settings:
     """Of a JSON request; a job spec is some kilobytes."""
     max_file_bytes: int = 2 << 30
     """Of an upload, or of a file fetched from a URL."""
+    max_tenant_bytes: int = 20 << 30
+    """Of all files of a tenant."""
+    max_unpacked_bytes: int = 4 << 30
+    """Of what comes out of an uploaded tar."""
+    max_hub_bytes: int = 64 << 30
+    """Of a model or dataset from the Hub."""
+    max_input_bytes: int = 128 << 30
+    """Of unpacked inputs of jobs kept in the folder; those not used for longest go first."""
     max_running_jobs: int = 32
     """Jobs that this replica drives at once."""
     library: str | None = None

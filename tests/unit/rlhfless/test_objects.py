@@ -197,3 +197,15 @@ def test_infos_tell_sizes_and_which_was_used_last(store: ObjectStore) -> None:
         assert store.infos("a")[0].used_s == 1.0
     store.touch("a/1")
     assert store.infos("a")[0].used_s > 1.7e9
+
+
+def test_a_file_becomes_an_object(store: ObjectStore, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"x" * 3_000_000)
+    store.put("files/a", b"old")
+    store.put_file("files/a", str(source), durable=True)
+    assert store.get("files/a") == source.read_bytes()
+    assert store.list("files", unfinished=True) == ["files/a"]
+    with pytest.raises(FileNotFoundError):
+        store.put_file("files/b", str(tmp_path / "nothing"))
+    assert store.list("files", unfinished=True) == ["files/a"]
