@@ -79,9 +79,9 @@ def describe_spec(app: FastAPI) -> None:
 _JOB_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "content": dict.fromkeys(
-            ("application/json", "application/yaml"),
-            {"schema": {"$ref": "#/components/schemas/JobSpec"}},
-        ),
+        "content": {
+            media_type: {"schema": {"$ref": "#/components/schemas/JobSpec"}}
+            for media_type in ("application/json", "application/yaml")
+        },
     }
 }
