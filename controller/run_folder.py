@@ -27,8 +27,9 @@ from typing import Any
 
 from controller.job import StepSamples
 from controller.journal import StepRecord
+from controller.sample_rows import sample_rows
 from rlhfless.errors import ConflictError, UserError, of_os_error
-from rlhfless.spec import JobSpec, reward_name
+from rlhfless.spec import JobSpec
 from rlhfless.spec_file import dump_spec, load_spec
 
 _RESUMABLE_CHANGES = (
@@ -151,22 +152,10 @@ class RunFolder:
 
     def write_samples(self, done: StepSamples, spec: JobSpec, texts: list[str]) -> None:
         """Write a step's samples (``texts``: decoded responses)."""
-        names = [reward_name(reward) for reward in spec.rewards]
-        lines = []
-        for sample, text in zip(done.samples, texts, strict=True):
-            prompt = done.prompts[sample.id]
-            scores = done.scores[sample.id]
-            row: dict[str, Any] = {
-                "id": sample.id,
-                "prompt": prompt.row.prompt,
-                "completion": text,
-                "reward": scores.total,
-                "rewards": dict(zip(names, scores.parts, strict=True)),
-                "num_tokens": len(sample.tokens),
-                "finish_reason": sample.reason,
-                "version": sample.versions[0],
-            }
-            lines.append(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        lines = [
+            json.dumps(row, ensure_ascii=False, default=str) + "\n"
+            for _, row in sample_rows(done, spec, texts)
+        ]
         self.write(f"samples/step-{done.step + 1:06d}.jsonl", "".join(lines))
 
     def _append(self, name: str, text: str) -> None:

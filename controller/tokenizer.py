@@ -110,6 +110,13 @@ class PromptTokenizer:
         )
         return texts
 
+    def piece(self, token: int) -> str:
+        """A token by itself as text; of one that is part of a character, U+FFFD."""
+        text: str = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        name: str = self._tokenizer.convert_ids_to_tokens(token) or ""
+        # SentencePiece takes the space before a word for the beginning of the text.
+        return f" {text}" if name.startswith("▁") and not text.startswith(" ") else text
+
     def _encode(self, rows: Sequence[Row], param: str) -> list[list[int]]:
         texts: list[str] = []
         plain: list[bool] = []

@@ -166,10 +166,11 @@ class StepPlan(Document):
 
 
 class TokenShown(Document):
-    """A response token as text, and its log-prob under the policy that sampled it."""
+    """A response token as text, and its log-prob under the policy that sampled it (null: it was no
+    number)."""
 
     text: str
-    logprob: float
+    logprob: float | None
 
 
 class Rollout(Document):
