@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import httpx
 
-from controller.platforms.base import Deployment, InstanceState
+from controller.platforms.base import Deployment, Instance, InstanceState
+from controller.platforms.local_logs import tail
 from controller.platforms.local_processes import Launcher, Process
 from rlhfless.errors import (
     CapacityError,
@@ -41,6 +42,7 @@ from rlhfless.messages import (
 _TAIL_LINES = 12
 STEER_TIMEOUT_S = 5.0
 _STEER_ATTEMPTS = 2
+_, _STEER_PATH = ROUTES[SteerRequest]
 _EXIT_NEWS_S = 2.0
 """How long after a broken stream to wait for word of why the process ended."""
 
@@ -55,14 +57,13 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Terms:
-    """What every instance of a platform is started with. Seconds.
+    """What every instance of a host is started with. Seconds.
 
     ``silence_s``: an instance that sends nothing for so long, though heartbeats are due every five
     seconds, hangs.
     """
 
     token: str
-    folder: str
     grace_s: float
     start_timeout_s: float
     silence_s: float
@@ -70,19 +71,23 @@ class Terms:
 
 class LocalInstance:
     def __init__(
-        self, name: str, deployment: Deployment, app: str, home: Home, terms: Terms
+        self, name: str, deployment: Deployment, app: str, log: str, home: Home, terms: Terms
     ) -> None:
         self.id = name
         self.deployment = deployment
         self.calls = 0
         self.ready = False
         self.stopping = False
-        self.retiring = False
+        self.retiring = False  # to go when idle, unless a call needs it
+        self.leaving = False  # above the bound: to go when its calls end, and gets no more
+        self.dismissed = False  # told to go before it was ready, so not being ready is no failure
         self.paused = False
         self.refusing_since_s: float | None = None
         self.last_used_s = 0.0
+        self.free_from_s = 0.0  # when siblings of its owner may take it over, if idle
+        self.log_from = 0  # where its present owner's part of the log begins
         self.process: Process | None = None
-        self.log = os.path.join(terms.folder, f"{name}.log")
+        self.log = log
         self._app = app
         self._home = home
         self._terms = terms
@@ -95,6 +100,7 @@ class LocalInstance:
         )
         self._headers = {"authorization": f"Bearer {terms.token}", "host": "function"}
         self._waits: set[asyncio.Timeout] = set()
+        self._haunted = False
 
     @property
     def state(self) -> InstanceState:
@@ -105,9 +111,21 @@ class LocalInstance:
         return "busy" if self.calls else "idle"
 
     @property
+    def told(self) -> Instance:
+        """As a platform tells of it."""
+        return Instance(self.id, self.deployment.function, self.state, self.calls)
+
+    @property
     def has_room(self) -> bool:
         room = self.calls < self.deployment.concurrency
-        return room and self.ready and not self.stopping and not self.paused
+        return room and self.ready and not (self.stopping or self.leaving or self.paused)
+
+    @property
+    def clean(self) -> bool:
+        """Whether every call it took has ended there too. One that was broken off here may go on
+        there for a while; that it has ended shows when the only call at a time is admitted."""
+        alive = self.process is not None and not self.process.exited.done()
+        return alive and not (self.paused or self._haunted) and self.refusing_since_s is None
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -203,8 +221,11 @@ class LocalInstance:
         )
         reader = FrameReader()
         response: httpx.Response | None = None
+        over = False
         try:
             response = await self._admitted(request)
+            if self.deployment.concurrency == 1 and path != _STEER_PATH:
+                self._haunted = False
             chunks = aiter(response.aiter_raw())
             while True:
                 async with self._while_alive():
@@ -212,6 +233,7 @@ class LocalInstance:
                 if chunk is None:
                     break
                 for frame in reader.feed(chunk):
+                    over = isinstance(frame, (Problem, *TERMINAL))
                     if isinstance(frame, Problem):
                         raise from_problem(frame.problem)
                     if isinstance(frame, Drain):
@@ -221,8 +243,12 @@ class LocalInstance:
                         async with self._while_alive():  # to its end, so the connection is reused
                             await anext(chunks, None)
                         return
+            over = True
             reader.close()
             raise TransientError(f"{self.id} ended its stream without a result{self._tail()}")
+        except Refused:
+            over = True
+            raise
         except httpx.ReadTimeout as error:
             self.kill()
             detail = f"{self.id} sent nothing for {self._terms.silence_s:g} s and was killed"
@@ -230,19 +256,19 @@ class LocalInstance:
         except httpx.TransportError as error:
             raise await self._broken(error) from error
         finally:
+            self._haunted = self._haunted or not over
             if response is not None:
                 await response.aclose()
 
     async def steer(self, request: SteerRequest) -> bool:
         """Whether it says that it takes a change; asked once more if it does not answer, for
         changes are numbered. A dead instance says no."""
-        _, path = ROUTES[SteerRequest]
         body = encode_request(request)
         for _ in range(_STEER_ATTEMPTS):
             with contextlib.suppress(TimeoutError, TransientError, Refused):
                 async with (
                     asyncio.timeout(STEER_TIMEOUT_S),
-                    contextlib.aclosing(self.call(path, body)) as frames,
+                    contextlib.aclosing(self.call(_STEER_PATH, body)) as frames,
                 ):
                     async for frame in frames:
                         if isinstance(frame, Steered):
@@ -307,19 +333,8 @@ class LocalInstance:
         return TransientError(detail + self._tail(), hint=f"see {self.log}")
 
     def _tail(self) -> str:
-        lines = tail(self.log, _TAIL_LINES)
+        lines = tail(self.log, _TAIL_LINES, self.log_from)
         return f"; its log ends:\n{lines}" if lines else ""
-
-
-def tail(path: str, lines: int) -> str:
-    """The last lines of a text file, indented; empty if there are none."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 8192))
-            text = file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""
-    return "\n".join(f"  {line}" for line in text.splitlines()[-lines:])
 
 
 def _exists(path: str) -> bool:

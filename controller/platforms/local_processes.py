@@ -208,7 +208,14 @@ class _Zygote:
         else:
             line = json.dumps({"spawn": number, "config": dict(config)})
             self._writer.write(line.encode() + b"\n")
-        return await spawned
+        try:
+            return await spawned
+        except asyncio.CancelledError:
+            if (
+                not spawned.cancelled() and spawned.exception() is None
+            ):  # just before nobody wants it
+                spawned.result().send(signal.SIGKILL)
+            raise
 
     async def close(self) -> None:
         """It ends when its socket does; what it forked must have been stopped before."""

@@ -44,7 +44,7 @@ _CONTROLLER = """
                 while sum(i.state == "busy" for i in platform.instances()) < 3:
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0.2)  # so that the probe has its child
-                print(platform._started[0].path, flush=True)
+                print(platform.host.home.path, flush=True)
 
     try:
         asyncio.run(main(pathlib.Path(sys.argv[1])))

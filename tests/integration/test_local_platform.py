@@ -356,7 +356,7 @@ def test_an_instance_serves_nobody_without_the_token(tmp_path: Path) -> None:
                     answer = await client.post("/v1/rollout", content=b"", headers=headers)
                     assert answer.status_code == 401
                 assert (await client.get("/metrics")).status_code == 200
-            assert platform._terms.token not in command_of(pid)
+            assert platform.host.token not in command_of(pid)
 
     asyncio.run(run())
 

@@ -73,8 +73,7 @@ def test_a_killed_zygote_is_replaced_and_its_instances_live_on(tmp_path: Path) -
             frames: list[AnyFrame] = []
             call = asyncio.create_task(collect(platform, frames, "slow:0.005"))
             await until(lambda: bool(frames))
-            assert platform._started is not None
-            zygote = platform._started[1]._zygote
+            zygote = platform.host.zygote._zygote
             assert zygote is not None
             os.kill(zygote._child.pid, signal.SIGKILL)
             await frames_of(platform, rollout())  # needs another instance, so another zygote

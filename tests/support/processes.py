@@ -121,8 +121,7 @@ def command_of(pid: int) -> str:
 
 def home_of(platform: LocalPlatform) -> str:
     """The private folder of a platform that has started something."""
-    assert platform._started is not None
-    return platform._started[0].path
+    return platform.host.home.path
 
 
 def marked(mark: str, words: str | None = None) -> dict[int, str]:
