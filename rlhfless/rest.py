@@ -80,6 +80,8 @@ class Progress(Document):
     """Rollout instances of the step under way."""
     instances: int = 0
     """Instances the fair queue grants the job now."""
+    reward: float | None = None
+    """Mean reward of the last committed step."""
     spent: Spent = Spent()
     wall_s: float = 0.0
     """Seconds it ran, waiting and pauses not counted."""
