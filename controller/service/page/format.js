@@ -1,0 +1,64 @@
+// Numbers and times as people read them: three significant digits, "unknown" never 0.
+
+export const UNKNOWN = "unknown";
+
+/** Three significant digits, never fewer than the integer part has. */
+export function number(value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return UNKNOWN;
+  const size = Math.abs(value);
+  if (size === 0) return "0";
+  if (size < 1e-4) return value.toExponential(2);
+  const digits = size >= 99.95 ? 0 : Math.min(6, 2 - Math.floor(Math.log10(size) + 1e-9));
+  return value.toLocaleString("en", { maximumFractionDigits: digits });
+}
+
+export function whole(value) {
+  return value === null || value === undefined ? UNKNOWN : Math.round(value).toLocaleString("en");
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return UNKNOWN;
+  if (seconds < 120) return `${number(seconds)} s`;
+  if (seconds < 7200) return `${number(seconds / 60)} min`;
+  if (seconds < 72 * 3600) return `${number(seconds / 3600)} h`;
+  return `${number(seconds / 86400)} days`;
+}
+
+export function usd(value) {
+  if (value === null || value === undefined) return UNKNOWN;
+  if (value === 0) return "$0";
+  if (value < 0.01) return `$${number(value)}`;
+  return `$${value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`;
+}
+
+export function bytes(value) {
+  const units = ["B", "KB", "MB", "GB", "TB"];
+  let step = 0;
+  for (; value >= 1000 && step < units.length - 1; step++) value /= 1000;
+  return `${step ? number(value) : value} ${units[step]}`;
+}
+
+export function percent(share) {
+  return `${number(100 * share)} %`;
+}
+
+/** What a moment (Unix seconds) is from now: "3 min ago". */
+export function ago(at) {
+  const seconds = Math.max(0, Date.now() / 1000 - at);
+  if (seconds < 10) return "now";
+  const units = [[60, "s"], [3600, "min"], [86400, "h"], [Infinity, "d"]];
+  const [index] = units.map(([below], n) => (seconds < below ? n : -1)).filter((n) => n >= 0);
+  return `${Math.floor(seconds / (index ? units[index - 1][0] : 1))} ${units[index][1]} ago`;
+}
+
+/** Time of day; with the date unless it is today. */
+export function clock(at) {
+  const date = new Date(at * 1000);
+  const time = date.toLocaleTimeString("en-GB");
+  return date.toDateString() === new Date().toDateString() ? time : `${day(date)} ${time}`;
+}
+
+function day(date) {
+  const two = (value) => String(value).padStart(2, "0");
+  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
+}

@@ -1,0 +1,53 @@
+// The part of the address after #, and which view shows it.
+
+import { fill, h } from "./dom.js";
+import { problemBox } from "./notices.js";
+
+/** Views by the first part of the address. A view is `(main, parts, signal) -> {title, moved?}`:
+ * `signal` is aborted when it is left; `moved(parts)` returns whether the view that is open can
+ * show these parts itself. */
+export function startRouter(main, views, fallback) {
+  let open = null;
+  let leaving = null;
+
+  async function show() {
+    const parts = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decode);
+    const name = parts[0] in views ? parts[0] : fallback();
+    const rest = parts[0] in views ? parts.slice(1) : [];
+    mark(name);
+    if (open?.name === name && open.view.moved?.(rest)) return;
+    leaving?.abort();
+    const left = (leaving = new AbortController());
+    fill(main, h("p", { class: "loading", role: "status" }, "Loading …"));
+    try {
+      const view = await views[name](main, rest, left.signal);
+      if (left.signal.aborted) return;
+      open = { name, view };
+      document.title = `${view.title} · rlhfless`;
+    } catch (error) {
+      if (left.signal.aborted) return;
+      open = null;
+      fill(main, problemBox(error), h("p", {}, h("a", { href: "#/jobs" }, "All jobs")));
+    }
+    (main.querySelector("[autofocus]") ?? main).focus({ preventScroll: true });
+  }
+
+  window.addEventListener("hashchange", show);
+  show();
+  return { show };
+}
+
+function mark(name) {
+  for (const link of document.querySelectorAll("#pages a")) {
+    if (link.hash === `#/${name}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+function decode(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
