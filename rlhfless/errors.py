@@ -180,3 +180,12 @@ def of_os_error(failed: str, error: OSError) -> RlhflessError:
 def is_retryable(error: BaseException) -> bool:
     """Only lost capacity and broken streams are worth another attempt."""
     return isinstance(error, CapacityError | TransientError)
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first leaf of nested exception groups: task groups wrap what went wrong in them. Our own
+    errors go before others, which are often their consequence."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    leaves = [first_error(child) for child in error.exceptions]
+    return next((leaf for leaf in leaves if isinstance(leaf, RlhflessError)), leaves[0])

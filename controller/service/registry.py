@@ -48,8 +48,18 @@ class Entry(msgspec.Struct, frozen=True):
     reason: str | None = None
 
 
+class Setback(msgspec.Struct, frozen=True):
+    """An attempt at the job failed in a way that may pass: the next is made ``at`` (Unix seconds).
+    ``attempts``: so many have failed in a row without a step between."""
+
+    at: float
+    attempts: int
+    detail: str
+
+
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """``spec`` is the resolved job spec; ``entered`` the last time each state was entered."""
+    """``spec`` is the resolved job spec; ``entered`` the last time each state was entered;
+    ``error`` the problem document of a failure."""
 
     id: str
     tenant: str
@@ -57,6 +67,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     state: State
     entered: dict[State, Entry]
+    setback: Setback | None = None
+    error: dict[str, Any] | None = None
 
     @property
     def updated_at(self) -> float:
@@ -164,10 +176,65 @@ class Registry:
         reason: str | None = None,
         *,
         fence: Fence | None = None,
+        error: Mapping[str, Any] | None = None,
+        setback: Setback | None = None,
     ) -> JobRecord:
         """Bring a job into a state; one that is in it already is left as it is. Raises
         ``ConflictError`` if the state cannot follow the job's, ``NotFoundError``, and with a
         ``fence`` ``LostLeaseError`` if it is no longer valid."""
+
+        def moved(record: JobRecord) -> JobRecord:
+            if record.state == state:
+                return record
+            return msgspec.structs.replace(
+                self._entering(record, state, reason),
+                error=None if error is None else dict(error),
+                setback=setback,
+            )
+
+        return await self._change(tenant, job, moved, fence)
+
+    async def pause(self, tenant: str, job: str, reason: str) -> JobRecord:
+        """A job that runs ends its open step first; one that waits pauses at once. Raises as
+        ``move``."""
+
+        def paused(record: JobRecord) -> JobRecord:
+            if record.state in ("pausing", "paused"):
+                return record
+            state: State = "paused" if record.state == "queued" else "pausing"
+            return self._entering(record, state, reason)
+
+        return await self._change(tenant, job, paused)
+
+    async def resume(
+        self, tenant: str, job: str, change: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> JobRecord:
+        """Queue a paused job again, with what ``change`` makes of its spec; one that is still
+        pausing goes on. Nothing happens to one that is on its way. Raises as ``move``."""
+
+        def resumed(record: JobRecord) -> JobRecord:
+            if record.state in ("queued", "running"):
+                return record
+            state: State = "running" if record.state == "pausing" else "queued"
+            again = self._entering(record, state, "by its owner")
+            return msgspec.structs.replace(again, spec=change(record.spec), setback=None)
+
+        return await self._change(tenant, job, resumed)
+
+    def _entering(self, record: JobRecord, state: State, reason: str | None) -> JobRecord:
+        if not may_follow(record.state, state):
+            raise ConflictError(f"job {record.id} is {record.state}: it cannot become {state}")
+        entered = {**record.entered, state: Entry(self._now(), reason)}
+        return msgspec.structs.replace(record, state=state, entered=entered)
+
+    async def _change(
+        self,
+        tenant: str,
+        job: str,
+        change: Callable[[JobRecord], JobRecord],
+        fence: Fence | None = None,
+    ) -> JobRecord:
+        """Replace a record by what ``change`` makes of it, and say so if its state is another."""
         _check_id(job)
         key = _record_key(job)
 
@@ -175,23 +242,21 @@ class Registry:
             if fence is not None:
                 await check_fence(pipe, job, fence)
             record = _owned(await pipe.get(key), tenant, job)
-            if record.state == state:
+            changed = change(record)
+            if changed is record:
                 return record
-            if not may_follow(record.state, state):
-                raise ConflictError(f"job {job} is {record.state}: it cannot become {state}")
-            entered = {**record.entered, state: Entry(self._now(), reason)}
-            moved = msgspec.structs.replace(record, state=state, entered=entered)
             pipe.multi()
-            pipe.set(key, _encode(moved))
-            if state in FINAL:
+            pipe.set(key, _encode(changed))
+            if changed.state in FINAL:
                 pipe.srem(_OPEN, job)
-            add_to(pipe, job, _state_event(moved))
-            return moved
+            if changed.entered != record.entered:
+                add_to(pipe, job, _state_event(changed))
+            return changed
 
         transaction = self._redis.transaction(plan, key, fence_key(job), value_from_callable=True)
-        moved = await answer(transaction)
-        assert isinstance(moved, JobRecord)
-        return moved
+        changed = await answer(transaction)
+        assert isinstance(changed, JobRecord)
+        return changed
 
     async def _records(self, ids: list[str]) -> list[JobRecord]:
         if not ids:

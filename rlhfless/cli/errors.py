@@ -11,18 +11,9 @@ from contextlib import contextmanager
 
 import typer
 
-from rlhfless.errors import RlhflessError
+from rlhfless.errors import RlhflessError, first_error
 
 INTERRUPTED = 130
-
-
-def first_error(error: BaseException) -> BaseException:
-    """The first leaf of nested exception groups: task groups wrap what went wrong in them. Our own
-    errors go before others, which are often their consequence."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error
-    leaves = [first_error(child) for child in error.exceptions]
-    return next((leaf for leaf in leaves if isinstance(leaf, RlhflessError)), leaves[0])
 
 
 def print_error(error: RlhflessError) -> None:

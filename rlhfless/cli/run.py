@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from rlhfless.cli.display import Display, print_summary
-from rlhfless.cli.errors import INTERRUPTED, first_error
+from rlhfless.cli.errors import INTERRUPTED
 from rlhfless.cli.loop import run_interruptible
 from rlhfless.cli.metrics_server import MetricsServer
-from rlhfless.errors import RlhflessError, UserError
+from rlhfless.errors import RlhflessError, UserError, first_error
 from rlhfless.spec import JobSpec
 
 if TYPE_CHECKING:

@@ -1,0 +1,101 @@
+"""The fair queue at work: every replica takes turns at dealing out the instances.
+
+    rlhfless:queue   string   grants, holds, what was served, why others wait (JSON)
+
+A turn is one transaction: it charges the jobs for what they held since the last turn, asks
+``controller.service.queue`` who should have what, and settles what each may have now
+(``controller.service.holds``). Any replica may take a turn, at any time; nobody leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+
+from controller.redis_calls import answer
+from controller.service.holds import Hold, settle
+from controller.service.queue import Candidate, Decision, Quota, Served, charge, decide
+
+_KEY = "rlhfless:queue"
+
+
+class QueueState(msgspec.Struct, frozen=True):
+    """As of ``at_s`` (Redis's clock). ``grants``, ``holds``: instances by job; ``waiting``: why a
+    job that is open has no grant."""
+
+    at_s: float = 0.0
+    grants: dict[str, int] = {}
+    holds: dict[str, Hold] = {}
+    waiting: dict[str, str] = {}
+    shares: dict[str, float] = {}
+    served: Served = Served()
+
+    def held(self, job: str) -> int:
+        return self.holds[job].instances if job in self.holds else 0
+
+
+_decode = msgspec.json.Decoder(QueueState).decode
+
+
+class Shares:
+    """Raises as ``controller.redis_calls.answer`` does."""
+
+    def __init__(self, redis: Redis, instances: int) -> None:
+        self._redis = redis
+        self._instances = instances
+
+    async def read(self) -> QueueState:
+        """As the last turn left it."""
+        raw = await answer(self._redis.get(_KEY))
+        return QueueState() if raw is None else _decode(raw)
+
+    async def turn(
+        self,
+        candidates: Sequence[Candidate],
+        quotas: Mapping[str, Quota],
+        used: Mapping[str, int],
+        barred: Mapping[str, str],
+    ) -> QueueState:
+        """Deal out anew. ``candidates``: every open job that may run; ``used``: instances that the
+        jobs driven by whoever asks have now; ``barred``: why other open jobs may not run."""
+
+        async def plan(pipe: Any) -> QueueState:
+            raw = await pipe.get(_KEY)
+            seconds, microseconds = await pipe.time()
+            now_s = seconds + microseconds / 1e6
+            before = QueueState() if raw is None else _decode(raw)
+            after = self._dealt(before, candidates, quotas, used, barred, now_s)
+            pipe.multi()
+            pipe.set(_KEY, msgspec.json.encode(after))
+            return after
+
+        dealt = await answer(self._redis.transaction(plan, _KEY, value_from_callable=True))
+        assert isinstance(dealt, QueueState)
+        return dealt
+
+    def _dealt(
+        self,
+        before: QueueState,
+        candidates: Sequence[Candidate],
+        quotas: Mapping[str, Quota],
+        used: Mapping[str, int],
+        barred: Mapping[str, str],
+        now_s: float,
+    ) -> QueueState:
+        held = {job: hold.instances for job, hold in before.holds.items() if job in before.shares}
+        last = Decision(held, {}, before.shares, before.served)
+        served = charge(last, max(0.0, now_s - before.at_s)) if before.at_s else before.served
+        decision = decide(candidates, quotas, self._instances, served)
+        least = {job.job: job.least for job in candidates}
+        holds = settle(before.holds, decision.grants, least, used, self._instances, now_s)
+        return QueueState(
+            at_s=now_s,
+            grants=dict(decision.grants),
+            holds=holds,
+            waiting={**decision.waiting, **barred},
+            shares=dict(decision.shares),
+            served=decision.served,
+        )
