@@ -31,14 +31,17 @@ from controller.sample_rows import sample_rows
 from rlhfless.errors import ConflictError, UserError, of_os_error
 from rlhfless.spec import JobSpec
 from rlhfless.spec_file import dump_spec, load_spec
+from rlhfless.spec_secrets import masked
 
 _RESUMABLE_CHANGES = (
     "budget",
     "evaluation.every",
+    "integrations",
     "metadata",
     "objective",
     "scheduling",
     "training.steps",
+    "webhooks",
 )
 _RESUMABLE_FIELDS = (
     "max_instances",
@@ -222,7 +225,7 @@ def _plan(record: StepRecord) -> dict[str, Any]:
 
 def changed_fields(old: JobSpec, new: JobSpec) -> list[str]:
     """Dotted names of fields that differ and that decide what a job computes."""
-    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    before, after = _flat(masked(old)), _flat(masked(new))
     differing = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     return [
         key

@@ -28,7 +28,7 @@ Relative paths are relative to the job file. `rlhfless run JOB --dry-run` prints
 default spelt out; `--set key=value` overrides a field by its dotted path; `rlhfless spec-schema`
 prints the JSON schema for editors.
 
-This page is generated from `rlhfless/spec.py` (`make docs`).
+This page is generated from `rlhfless/spec.py` and `rlhfless/spec_sections/` (`make docs`).
 """
 FILES_PAGE = DOCS / "simulator-files.md"
 FILES_HEAD = """# Cluster files and workload files
@@ -60,7 +60,13 @@ def type_name(annotation: Any) -> str:
         return f"mapping of name to {type_name(held)}" if inner else "mapping"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return f"[section](#{annotation.__name__.lower()})"
-    names = {"str": "text", "int": "integer", "float": "number", "bool": "true/false"}
+    names = {
+        "str": "text",
+        "SecretStr": "secret text",
+        "int": "integer",
+        "float": "number",
+        "bool": "true/false",
+    }
     return names.get(getattr(annotation, "__name__", ""), str(annotation))
 
 

@@ -17,7 +17,9 @@ from pydantic import BaseModel, ValidationError
 
 from rlhfless.errors import UserError
 from rlhfless.spec import JobSpec
+from rlhfless.spec_secrets import masked, redacted
 
+_SECRET = (("api_key",), ("secret",))
 _PATHS = (("model", "path"), ("dataset", "path"), ("evaluation", "dataset", "path"))
 
 
@@ -62,8 +64,9 @@ def read_mapping(path: str, kind: str, holding: str) -> dict[str, Any]:
 
 
 def dump_spec(spec: JobSpec) -> str:
-    """The resolved spec as YAML, every default spelt out; ``load_spec`` reads it back unchanged."""
-    return yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """The resolved spec as YAML, every default spelt out; ``load_spec`` reads it back unchanged but
+    for its secrets, which are masked."""
+    return yaml.safe_dump(masked(spec), sort_keys=False, allow_unicode=True)
 
 
 def _name_from(path: str) -> str:
@@ -152,7 +155,9 @@ def user_error(error: ValidationError, model: type[BaseModel], whole: str) -> Us
         elif problem["type"] == "missing":
             lines.append(f"{path}: required")
         else:
-            given = problem.get("input")
+            given = problem.get("input") if loc[-1:] not in _SECRET else None
+            if isinstance(given, str):
+                given = redacted(given)
             shown = f" (got {given!r})" if isinstance(given, str | int | float | bool) else ""
             lines.append(f"{path}: {message[:1].lower()}{message[1:]}{shown}")
     return UserError("\n".join(lines), param=params[0] if params else None)

@@ -17,6 +17,7 @@ from rlhfless.cli.loop import run_interruptible
 from rlhfless.cli.metrics_server import MetricsServer
 from rlhfless.errors import RlhflessError, UserError, first_error
 from rlhfless.spec import JobSpec
+from rlhfless.spec_secrets import redacted, require_secrets, secret_texts
 
 if TYPE_CHECKING:
     from controller.job import Event
@@ -38,6 +39,7 @@ def run_job(
     """Run ``spec``, which ``job_file`` and ``overrides`` gave, and return the exit code."""
     from controller.run_folder import RunFolder, create_free, latest_folder
 
+    require_secrets(spec)
     metrics = None if metrics_port is None else MetricsServer(metrics_port)
     if resume:
         folder = RunFolder(out if out is not None else latest_folder(RUNS, spec.name))
@@ -48,7 +50,8 @@ def run_job(
     else:
         folder = create_free(RUNS, spec.name, spec)
     try:
-        return _run_in(folder, spec, _resume_command(job_file, overrides, folder.path), metrics)
+        again = redacted(_resume_command(job_file, overrides, folder.path), secret_texts(spec))
+        return _run_in(folder, spec, again, metrics)
     finally:
         folder.close()
 
