@@ -10,11 +10,11 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from controller.service.http import answer_with_problems
-from controller.service.routes import events, health, jobs, page
+from controller.service.routes import events, files, health, jobs, page
 from controller.service.service import Service
 from rlhfless import __version__
 
-ROUTES = (health.router, jobs.router, events.router, page.router)
+ROUTES = (health.router, jobs.router, events.router, files.router, page.router)
 
 
 def create_app(service: Service) -> FastAPI:

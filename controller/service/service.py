@@ -5,7 +5,10 @@ from __future__ import annotations
 from redis.asyncio import Redis
 
 from controller.service.events import Events
+from controller.service.files import Files
 from controller.service.keys import ApiKeys
+from controller.service.library import Library
+from controller.service.reference_check import References
 from controller.service.registry import Registry
 from controller.service.settings import Settings
 from rlhfless.objects import ObjectStore
@@ -22,3 +25,8 @@ class Service:
         self.keys = ApiKeys(redis)
         self.registry = Registry(redis)
         self.events = Events(redis)
+        self.library = Library(settings.library)
+        self.files = Files(redis, self.objects, self.registry, settings.max_tenant_bytes)
+        self.references = References(
+            self.files, self.library, self.registry, self.objects, settings.allowed_urls
+        )

@@ -23,16 +23,13 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     registry = service.registry
 
-    @routes.post("", status_code=201, response_model=rest.Job, openapi_extra=_JOB_BODY)
+    @routes.post("", status_code=201, response_model=rest.Job, openapi_extra=JOB_BODY)
     async def submit(
         request: Request, key: Submitter, idempotency_key: IdempotencyKey = None
     ) -> Response:
         """Submit a job. The body is a job spec, as JSON or as a job file (YAML)."""
-        body = await read_object(request, service.settings.max_body_bytes)
-        try:
-            spec = JobSpec.model_validate(body)
-        except ValidationError as error:
-            raise user_error(error, JobSpec, "the job") from error
+        spec = await read_job(request, service.settings.max_body_bytes)
+        await service.references.check(spec, key.tenant)
         made = await registry.create(key.tenant, _storable(spec), idempotency_key)
         document = job_document(made).model_dump(mode="json")
         return JSONResponse(document, 201, {"Location": f"/v1/jobs/{made.id}"})
@@ -53,6 +50,15 @@ def router(service: Service) -> APIRouter:
         return job_document(await registry.move(key.tenant, job, "cancelled", "by its owner"))
 
     return routes
+
+
+async def read_job(request: Request, max_bytes: int) -> JobSpec:
+    """The job spec that a body is. Raises ``UserError`` naming its fields."""
+    body = await read_object(request, max_bytes)
+    try:
+        return JobSpec.model_validate(body)
+    except ValidationError as error:
+        raise user_error(error, JobSpec, "the job") from error
 
 
 def _storable(spec: JobSpec) -> dict[str, Any]:
@@ -76,7 +82,7 @@ def describe_spec(app: FastAPI) -> None:
     schemas |= parts | {"JobSpec": job}
 
 
-_JOB_BODY: dict[str, Any] = {
+JOB_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {

@@ -17,12 +17,22 @@ from controller.service.keys import ApiKeys, Scope
 from controller.service.service import Service as Parts
 from controller.service.settings import Settings
 
-SPEC = {"model": {"path": "m"}, "dataset": {"path": "d.jsonl"}, "rewards": [{"http": "http://r"}]}
+SPEC = {
+    "model": {"path": "org/model"},
+    "dataset": {"path": "org/data"},
+    "rewards": [{"http": "http://reward"}],
+}
 NO_JOB = "job-" + "0" * 28
+NO_FILE = "file-" + "0" * 24
 
 
 def app(redis: Redis) -> FastAPI:
-    settings = Settings(folder="/nowhere", store="memory://service", max_body_bytes=5000)
+    settings = Settings(
+        folder="/nowhere",
+        store="memory://service",
+        max_body_bytes=5000,
+        allowed_urls=("http://reward",),
+    )
     return create_app(Parts(redis, settings))
 
 
@@ -66,7 +76,7 @@ def refused(response: httpx.Response, status: int) -> dict[str, Any]:
 def routes() -> list[tuple[str, str]]:
     documented = app(fakeredis.FakeAsyncRedis()).openapi()["paths"]
     return [
-        (method.upper(), path.format(job=NO_JOB))
+        (method.upper(), path.format(job=NO_JOB, file=NO_FILE))
         for path, methods in documented.items()
         for method in methods
         if path not in ("/healthz", "/readyz")
@@ -111,7 +121,7 @@ def test_who_may_only_read_changes_nothing(method: str, path: str) -> None:
     async def test(service: Service) -> None:
         user = await service.user("acme", "read")
         response = await user.request(method, path)
-        if method == "POST":
+        if method in ("POST", "DELETE"):
             assert "scope submit" in refused(response, 403)["detail"]
         else:
             assert response.status_code in (200, 404)

@@ -1,0 +1,173 @@
+"""Files: upload (or have fetched), list, look at, download, delete."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator
+from typing import Any, get_args
+from urllib.parse import quote, unquote, urlsplit
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from controller.service.draft import Draft
+from controller.service.fetch import fetch
+from controller.service.files import FileRecord
+from controller.service.gate import Gate
+from controller.service.http import read_object
+from controller.service.multipart import read_form
+from controller.service.routes.common import After, Limit, Reader, Submitter
+from controller.service.service import Service
+from rlhfless import rest
+from rlhfless.errors import UserError
+from rlhfless.spec_file import user_error
+
+MAX_UPLOADS = 16
+"""Coming in at once on this replica, each perhaps of ``Settings.max_file_bytes``."""
+
+
+class FromUrl(BaseModel):
+    """A file that the service is to fetch. ``filename``: default, the last part of the URL."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    url: str
+    purpose: rest.Purpose
+    filename: str | None = None
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(prefix="/v1/files", tags=["files"])
+    files, settings = service.files, service.settings
+    uploads = Gate("uploads", MAX_UPLOADS)
+
+    @routes.post("", status_code=201, response_model=rest.File, openapi_extra=_BODY)
+    async def upload(request: Request, key: Submitter) -> rest.File:
+        """Upload a file (multipart/form-data with ``file`` and ``purpose``), or have one fetched
+        from a URL (JSON). The same file again is answered with the first."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        with (
+            uploads.passed(),
+            Draft(settings.file("uploads"), settings.max_file_bytes) as draft,
+        ):
+            if kind == "multipart/form-data":
+                purpose, filename = await _receive(request, draft)
+            elif kind == "application/json":
+                body = await read_object(request, settings.max_body_bytes)
+                purpose, filename = await _fetch(body, draft, settings.allowed_urls)
+            else:
+                raise UserError(
+                    f"a file cannot come as {kind[:80] or 'nothing'!r}",
+                    hint="send multipart/form-data with file and purpose, or JSON with a url",
+                )
+            return file_document(await files.add(key.tenant, draft, purpose, filename))
+
+    @routes.get("")
+    async def listed(key: Reader, after: After = None, limit: Limit = 20) -> rest.Page[rest.File]:
+        """The tenant's files, newest first."""
+        page = await files.listed(key.tenant, after, limit)
+        return rest.Page(data=[file_document(file) for file in page.data], has_more=page.has_more)
+
+    @routes.get("/{file}")
+    async def one(file: str, key: Reader) -> rest.File:
+        return file_document(await files.get(key.tenant, file))
+
+    @routes.get("/{file}/content", response_class=Response, responses=_CONTENT)
+    async def content(file: str, key: Reader) -> Response:
+        record = await files.get(key.tenant, file)
+        pieces = files.read(record)
+        # The first piece is read before the answer begins: what is gone is answered as that.
+        first = await anext(pieces, b"")
+        headers = {
+            "Content-Length": str(record.num_bytes),
+            "Content-Disposition": f"attachment; filename*=UTF-8''{quote(record.filename)}",
+            "ETag": f'"{record.sha256}"',
+            "X-Content-Type-Options": "nosniff",
+        }
+        media = "application/octet-stream"
+        return StreamingResponse(_whole(first, pieces), 200, headers, media_type=media)
+
+    @routes.delete("/{file}")
+    async def delete(file: str, key: Submitter) -> rest.File:
+        """Delete a file that no unfinished job names; what it was is the answer."""
+        return file_document(await files.delete(key.tenant, file))
+
+    return routes
+
+
+def file_document(record: FileRecord) -> rest.File:
+    return rest.File(
+        id=record.id,
+        created_at=record.created_at,
+        filename=record.filename,
+        purpose=record.purpose,
+        bytes=record.num_bytes,
+        sha256=record.sha256,
+    )
+
+
+async def _receive(request: Request, draft: Draft) -> tuple[rest.Purpose, str]:
+    form = await read_form(request, draft.write)
+    if form.filename is None:
+        raise UserError("the upload has no part 'file'", param="file")
+    unknown = form.fields.keys() - {"purpose"}
+    if unknown:
+        name = min(unknown)[:80]
+        raise UserError(f"the upload has a part {name!r}", param=name, hint="file and purpose")
+    return _purpose(form.fields.get("purpose")), form.filename
+
+
+async def _fetch(
+    body: dict[str, Any], draft: Draft, allowed: tuple[str, ...]
+) -> tuple[rest.Purpose, str]:
+    try:
+        asked = FromUrl.model_validate(body)
+    except ValidationError as error:
+        raise user_error(error, FromUrl, "the file") from error
+    await fetch(asked.url, draft.write, param="url", max_bytes=draft.max_bytes, allowed=allowed)
+    return asked.purpose, asked.filename or name_in(asked.url)
+
+
+def name_in(url: str) -> str:
+    return os.path.basename(unquote(urlsplit(url).path))
+
+
+def _purpose(given: str | None) -> rest.Purpose:
+    for purpose in get_args(rest.Purpose):
+        if given == purpose:
+            found: rest.Purpose = purpose
+            return found
+    raise UserError(
+        "the upload has no part 'purpose'" if given is None else f"no purpose: {given[:80]!r}",
+        param="purpose",
+        hint=f"one of {', '.join(get_args(rest.Purpose))}",
+    )
+
+
+async def _whole(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    yield first
+    async for piece in pieces:
+        yield piece
+
+
+_CONTENT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string"}}}}
+}
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"enum": list(get_args(rest.Purpose))},
+                    },
+                }
+            },
+            "application/json": {"schema": FromUrl.model_json_schema()},
+        },
+    }
+}
