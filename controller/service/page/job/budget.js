@@ -1,0 +1,55 @@
+// Cost so far, and what the whole job will have cost, against its budget.
+
+import { fill, h, say } from "../dom.js";
+import { duration, percent, UNKNOWN, usd } from "../format.js";
+
+export function budgetCard(model) {
+  const big = h("p", { class: "big" });
+  const small = h("p", { class: "soft small" });
+  const bars = h("div");
+  const element = h("section", { class: "card" }, h("h2", {}, "Cost so far"), big, small, bars);
+  return { element, show };
+
+  function show() {
+    const { progress, forecast, spec } = model.job;
+    const { spent } = progress;
+    const priced = spent.usd !== null;
+    say(big, priced ? usd(spent.usd) : duration(spent.held_s));
+    say(small, told(priced, spent, forecast));
+    const { max_usd, max_function_seconds } = spec.budget ?? {};
+    fill(
+      bars,
+      meter("USD", usd, spent.usd, forecast?.usd, max_usd),
+      meter("function time", duration, spent.held_s, forecast?.held_s, max_function_seconds),
+      max_usd == null && max_function_seconds == null && h("p", { class: "soft small" }, "No budget is set."),
+    );
+  }
+}
+
+function told(priced, spent, forecast) {
+  const kind = priced ? `${duration(spent.held_s)} held` : "of instances held; prices are unknown";
+  if (!forecast) return kind;
+  const end = priced ? usd(forecast.usd) : duration(forecast.held_s);
+  return end === UNKNOWN ? kind : `${kind}; about ${end} in all`;
+}
+
+/** Spent and forecast as shares of a limit. */
+function meter(name, format, spent, forecast, limit) {
+  if (limit === null || limit === undefined) return null;
+  const share = (value) => Math.min(1, (value ?? 0) / limit);
+  const over = (forecast ?? spent ?? 0) > limit;
+  const words =
+    `${format(spent)} of ${format(limit)} ${name} spent` +
+    (forecast == null ? "" : `, ${percent(forecast / limit)} forecast${over ? ": over the budget" : ""}`);
+  return h(
+    "div",
+    { class: over ? "meter over" : "meter" },
+    h(
+      "div",
+      { class: "track", "aria-hidden": "true" },
+      h("i", { class: "forecast", style: { width: `${100 * share(forecast)}%` } }),
+      h("i", { class: "spent", style: { width: `${100 * share(spent)}%` } }),
+    ),
+    h("p", { class: "small" }, words),
+  );
+}

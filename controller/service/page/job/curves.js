@@ -1,0 +1,59 @@
+// Reward, response length and KL by step, as they come; any other metric on demand.
+
+import { fill, h } from "../dom.js";
+import { lineChart } from "../charts/lines.js";
+
+const FIRST = ["reward/mean", "response_length/mean"];
+const KL = ["reference/kl", "policy/kl"]; // the first that the job has
+const TITLES = {
+  "reward/mean": ["Reward", "mean reward"],
+  "response_length/mean": ["Response length", "tokens, mean"],
+  "reference/kl": ["KL to the reference", "KL"],
+  "policy/kl": ["KL of each update", "KL"],
+};
+
+export function curves(model, signal) {
+  const choice = h("select", { id: "metric" });
+  const grid = h("div", { class: "charts" });
+  const more = chart(() => choice.value, "Any metric");
+  const shown = [
+    ...FIRST.map((name) => chart(() => name, ...TITLES[name])),
+    klChart(),
+  ];
+  fill(grid, shown.map(({ element }) => element));
+  const picker = h(
+    "details",
+    { class: "more" },
+    h("summary", {}, "More metrics"),
+    h("div", { class: "row" }, h("label", { for: "metric" }, "Metric"), choice),
+    more.element,
+  );
+  choice.addEventListener("change", more.update);
+  model.addEventListener("metrics", update, { signal });
+  update();
+  return h("div", {}, grid, picker);
+
+  function update() {
+    const names = [...new Set(model.metrics.flatMap((entry) => Object.keys(entry.metrics)))].sort();
+    if (choice.options.length !== names.length) {
+      const chosen = choice.value || "reward/std";
+      fill(choice, names.map((name) => h("option", { value: name }, name)));
+      choice.value = names.includes(chosen) ? chosen : (names[0] ?? "");
+    }
+    for (const each of [...shown, more]) each.update();
+  }
+
+  function klChart() {
+    const name = () => KL.find((each) => model.metrics.some((entry) => each in entry.metrics)) ?? KL[1];
+    const [title] = TITLES[model.job.spec.algorithm?.kl?.coefficient > 0 ? KL[0] : KL[1]];
+    return chart(name, title, "KL");
+  }
+
+  function chart(metric, title, name = "value") {
+    const points = () =>
+      model.metrics
+        .filter((entry) => metric() in entry.metrics)
+        .map((entry) => [entry.step, entry.metrics[metric()]]);
+    return lineChart({ title, name, points });
+  }
+}
