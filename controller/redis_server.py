@@ -5,6 +5,8 @@ with its append-only file in the run's folder: every write reaches the kernel be
 (a killed run loses nothing) and the disk within a second. It lives as long as its controller; a
 controller that is killed takes it along (``rlhfless.lifeline``).
 
+Where its socket is stands in the folder's file ``socket``, for other commands of the same user.
+
 A folder serves one run at a time. The server itself holds the folder's lock, so a run that is
 resumed right after a crash waits until the last server has written its end.
 """
@@ -43,6 +45,7 @@ STOP_TIMEOUT_S = 10.0
 LOCK_TIMEOUT_S = 5.0
 _AOF = "appendonly.aof"
 _LOG = "redis.log"
+_SOCKET = "socket"
 
 
 @contextlib.asynccontextmanager
@@ -64,6 +67,28 @@ async def open_redis(folder: str, url: str | None = None) -> AsyncGenerator[Redi
             yield client
         finally:
             await client.aclose()
+
+
+@contextlib.asynccontextmanager
+async def join_redis(folder: str) -> AsyncGenerator[Redis, None]:
+    """A connected client of the server that keeps its data in ``folder``: of the one that runs, if
+    one does, else of one that runs for as long as the client is open. Raises as ``open_redis``."""
+    path = _read(os.path.join(folder, _SOCKET))
+    if path:
+        client = Redis(unix_socket_path=path, retry=Retry(NoBackoff(), 0))
+        try:
+            try:
+                await client.ping()
+                answers = True
+            except (RedisError, OSError):
+                answers = False  # it was killed, and could not take its word back
+            if answers:
+                yield client
+                return
+        finally:
+            await client.aclose()
+    async with open_redis(folder) as client:
+        yield client
 
 
 def server_binary() -> str:
@@ -119,8 +144,11 @@ async def _served(folder: str) -> AsyncIterator[str]:
         server = await _start(folder, home, lock)
         try:
             await _until_ready(folder, home, server)
+            _publish(folder, home.file("redis.sock"))
             yield home.file("redis.sock")
         finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(folder, _SOCKET))
             await _stop(server)
             home.forget(server.pid)
     finally:
@@ -202,6 +230,18 @@ async def _until_ready(folder: str, home: Home, server: asyncio.subprocess.Proce
     finally:
         await client.aclose()
     raise _why_ended(folder, server.returncode)
+
+
+def _publish(folder: str, path: str) -> None:
+    """Whoever can read the file could not connect without the right to enter the socket's folder;
+    still it is nobody else's business."""
+    file = os.path.join(folder, _SOCKET)
+    try:
+        with open(os.open(f"{file}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as new:
+            new.write(path)
+        os.replace(f"{file}.new", file)
+    except OSError as error:
+        raise of_os_error(f"cannot write to the folder {folder}", error) from error
 
 
 async def _stop(server: asyncio.subprocess.Process) -> None:

@@ -25,7 +25,13 @@ from redis.asyncio import Redis
 
 from controller.redis_calls import answer
 from controller.service.names import check_label, check_tenant
-from rlhfless.errors import ForbiddenError, NotFoundError, UnauthenticatedError, UserError
+from rlhfless.errors import (
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    UnauthenticatedError,
+    UserError,
+)
 
 Scope = Literal["read", "submit", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -106,17 +112,26 @@ class ApiKeys:
             )
         return stored.key
 
-    async def revoke(self, tenant: str, id_: str) -> ApiKey:
+    async def still_valid(self, id_: str) -> bool:
+        """Whether a key that was valid is so now: what goes on for long asks again and again."""
+        raw = await answer(self._redis.hget(_KEYS, id_))
+        return raw is not None and _decode(raw).key.revoked_at is None
+
+    async def find(self, id_: str) -> ApiKey:
+        """Anybody's key. Raises ``NotFoundError``."""
+        return _found(await answer(self._redis.hget(_KEYS, id_)), id_).key
+
+    async def revoke(self, tenant: str, id_: str, *, keep_an_admin: bool = False) -> ApiKey:
         """End a key of the tenant's; from then on it authenticates nobody. Repeating is harmless.
-        Raises ``NotFoundError``."""
+        Raises ``NotFoundError``, and with ``keep_an_admin`` ``ConflictError`` for the tenant's last
+        valid key with the scope admin."""
 
         async def plan(pipe: Any) -> ApiKey:
-            raw = await pipe.hget(_KEYS, id_)
-            stored = _decode(raw) if raw is not None else None
-            if stored is None or stored.key.tenant != tenant:
-                raise NotFoundError(f"there is no key {id_[:80]!r}")
-            key: ApiKey = stored.key
+            stored = _found(await pipe.hget(_KEYS, id_), id_, tenant)
+            key = stored.key
             if key.revoked_at is None:
+                if keep_an_admin and key.scope == "admin":
+                    _check_another(key, [_decode(raw).key for raw in await pipe.hvals(_KEYS)])
                 key = msgspec.structs.replace(key, revoked_at=self._now())
                 pipe.multi()
                 pipe.hset(_KEYS, id_, _encode(_Stored(key, stored.sha256)))
@@ -133,6 +148,23 @@ class ApiKeys:
         keys = [_decode(stored).key for stored in raw]
         chosen = [key for key in keys if tenant in (None, key.tenant)]
         return sorted(chosen, key=lambda key: (key.created_at, key.id))
+
+
+def _found(raw: bytes | None, id_: str, tenant: str | None = None) -> _Stored:
+    stored = _decode(raw) if raw is not None else None
+    if stored is None or tenant not in (None, stored.key.tenant):
+        raise NotFoundError(f"there is no key {id_[:80]!r}")
+    return stored
+
+
+def _check_another(last: ApiKey, keys: list[ApiKey]) -> None:
+    for key in keys:
+        if (key.tenant, key.scope, key.revoked_at) == (last.tenant, "admin", None) and key != last:
+            return
+    raise ConflictError(
+        "this is the last valid key with the scope admin: nobody could make another",
+        hint="create another admin key first, or ask the operator of the service to revoke it",
+    )
 
 
 def _digest(secret: str) -> str:

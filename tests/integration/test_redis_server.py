@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.redis_server import open_redis, server_binary
+from controller.redis_server import join_redis, open_redis, server_binary
 from rlhfless.errors import CapacityError, ConflictError, UserError
 
 pytestmark = pytest.mark.slow
@@ -53,6 +53,25 @@ def test_a_folder_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                     pass
 
     asyncio.run(twice())
+
+
+def test_another_command_joins_the_server_that_runs(tmp_path: Path) -> None:
+    folder, said = str(tmp_path), tmp_path / "socket"
+
+    async def join() -> None:
+        async with open_redis(folder) as redis:
+            assert said.stat().st_mode & 0o777 == 0o600
+            async with join_redis(folder) as joined:
+                await joined.set("k", "v")
+            assert await redis.get("k") == b"v"
+        assert not said.exists()
+        said.write_text("/nowhere/redis.sock")  # left by one that was killed
+        async with join_redis(folder) as own:
+            assert await own.get("k") == b"v"
+            assert said.read_text() != "/nowhere/redis.sock"
+        assert not said.exists()
+
+    asyncio.run(join())
 
 
 def test_a_damaged_file_is_named_with_its_repair(tmp_path: Path) -> None:

@@ -6,7 +6,13 @@ import fakeredis
 import pytest
 
 from controller.service.keys import PREFIX, SCOPES, ApiKey, ApiKeys, Scope
-from rlhfless.errors import ForbiddenError, NotFoundError, UnauthenticatedError, UserError
+from rlhfless.errors import (
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    UnauthenticatedError,
+    UserError,
+)
 
 KEY = ApiKey(id="k", tenant="acme", name="n", scope="read", created_at=0.0)
 
@@ -157,5 +163,36 @@ def test_a_scope_is_one_of_three() -> None:
     async def test(keys: ApiKeys, redis: fakeredis.FakeAsyncRedis) -> None:
         with pytest.raises(UserError, match="read, submit, admin"):
             await keys.create("acme", "k", cast(Scope, "root"))
+
+    with_keys(test)
+
+
+def test_a_key_is_valid_until_it_is_revoked() -> None:
+    async def test(keys: ApiKeys, redis: fakeredis.FakeAsyncRedis) -> None:
+        key, _ = await keys.create("acme", "k", "read")
+        assert await keys.still_valid(key.id)
+        assert await keys.find(key.id) == key
+        await keys.revoke("acme", key.id)
+        assert not await keys.still_valid(key.id)
+        assert not await keys.still_valid("nobody's")
+        with pytest.raises(NotFoundError):
+            await keys.find("nobody's")
+
+    with_keys(test)
+
+
+def test_a_tenant_keeps_an_admin() -> None:
+    async def test(keys: ApiKeys, redis: fakeredis.FakeAsyncRedis) -> None:
+        first, _ = await keys.create("acme", "first", "admin")
+        await keys.create("acme", "k", "submit")
+        await keys.create("rival", "k", "admin")
+        with pytest.raises(ConflictError):
+            await keys.revoke("acme", first.id, keep_an_admin=True)
+        second, _ = await keys.create("acme", "second", "admin")
+        await keys.revoke("acme", first.id, keep_an_admin=True)
+        await keys.revoke("acme", first.id, keep_an_admin=True)  # repeating is harmless
+        with pytest.raises(ConflictError):
+            await keys.revoke("acme", second.id, keep_an_admin=True)
+        assert (await keys.revoke("acme", second.id)).revoked_at is not None
 
     with_keys(test)
