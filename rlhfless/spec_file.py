@@ -2,13 +2,15 @@
 
 Relative paths in a job file are relative to the file. A value is taken for a path if it starts with
 a dot, if something of that name lies there, or if the folder it names does; otherwise it stays as
-it is (a name on the Hub, a module).
+it is (a name on the Hub, a module). What names something the service keeps (``file-<id>``,
+``library:<name>``, ``checkpoint:<job>/<step>``) is never a path.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from typing import Any, get_args, get_origin
 
@@ -21,6 +23,7 @@ from rlhfless.spec_secrets import masked, redacted
 
 _SECRET = (("api_key",), ("secret",))
 _PATHS = (("model", "path"), ("dataset", "path"), ("evaluation", "dataset", "path"))
+_KEPT = re.compile(r"file-[0-9a-f]{24}(/|$)|library:|checkpoint:")
 
 
 def load_spec(path: str, overrides: Iterable[str] = ()) -> JobSpec:
@@ -199,7 +202,7 @@ def _resolve_paths(spec: JobSpec, base: str) -> JobSpec:
     for reward in raw["rewards"]:
         if reward["python"] is not None:
             target, function = reward["python"].rsplit(":", 1)
-            if target.endswith(".py"):
+            if target.endswith(".py") and not is_kept(target):
                 target = os.path.normpath(os.path.join(base, os.path.expanduser(target)))
             reward["python"] = f"{target}:{function}"
         if reward["model"] is not None:
@@ -207,8 +210,13 @@ def _resolve_paths(spec: JobSpec, base: str) -> JobSpec:
     return JobSpec.model_validate(raw)
 
 
+def is_kept(value: str) -> bool:
+    """Whether this names something that the service keeps, by ``docs/clients.md``."""
+    return _KEPT.match(value) is not None
+
+
 def _resolve(value: str, base: str) -> str:
-    if "://" in value:
+    if "://" in value or is_kept(value):
         return value
     expanded = os.path.expanduser(value)
     joined = os.path.normpath(os.path.join(base, expanded))

@@ -53,6 +53,14 @@ def merge(masked: Mapping[str, Any], secrets: Mapping[str, str]) -> JobSpec:
     return spec
 
 
+def revealed(spec: JobSpec) -> dict[str, Any]:
+    """The spec as JSON values, secrets and all: what is sent to the service."""
+    values, secrets = split(spec)
+    for path, secret in secrets.items():
+        _put(values, path, secret)
+    return values
+
+
 def masked(spec: JobSpec) -> dict[str, Any]:
     """The spec as JSON values, fit to be kept and shown."""
     return split(spec)[0]
