@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
+from controller.service.body_limit import BodyLimit
+from controller.service.edge import Edge
 from controller.service.http import answer_with_problems
 from controller.service.routes import events, files, health, jobs, page
 from controller.service.service import Service
@@ -20,8 +22,12 @@ ROUTES = (health.router, jobs.router, events.router, files.router, page.router)
 def create_app(service: Service) -> FastAPI:
     """The app of a replica."""
     app = FastAPI(title="rlhfless", version=__version__)
-    app.state.keys = service.keys
+    app.state.keys, app.state.guard = service.keys, service.guard
     answer_with_problems(app)
+    settings = service.settings
+    uploads = {"/v1/files": settings.max_file_bytes + settings.max_body_bytes}
+    limit = BodyLimit(settings.max_body_bytes, uploads)
+    app.add_middleware(Edge, audit=service.audit, metrics=service.metrics, limit=limit)
     for router in ROUTES:
         app.include_router(router(service))
     jobs.describe_spec(app)

@@ -14,7 +14,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from controller.service.http import TooLargeError
+from controller.service.refusals import TooLargeError
 from rlhfless.errors import of_os_error
 
 _PREFIX = "draft-"

@@ -26,9 +26,9 @@ from redis.asyncio import Redis
 
 from controller.redis_calls import answer
 from controller.service.draft import Draft
-from controller.service.http import TooLargeError
 from controller.service.names import check_tenant
 from controller.service.references import FILE_ID, file_ids
+from controller.service.refusals import TooLargeError
 from controller.service.registry import Registry
 from rlhfless.errors import ConflictError, NotFoundError, UserError
 from rlhfless.objects import ObjectStore

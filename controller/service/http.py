@@ -4,41 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
+from controller.service.guard import Guard
 from controller.service.keys import ApiKey, ApiKeys, Scope
+from controller.service.refusals import StillWorkingError, TooLargeError, TooManyRequestsError
 from controller.service.yaml_body import MAX_BYTES as MAX_YAML_BYTES
 from controller.service.yaml_body import is_yaml, read_yaml
-from rlhfless.errors import InternalError, RlhflessError, UnauthenticatedError, UserError
+from rlhfless.errors import RlhflessError, UnauthenticatedError, UserError
 
-MAX_BODY_BYTES = 1 << 20
-"""A job spec is some kilobytes."""
-
-
-class TooLargeError(UserError):
-    title = "Request too large"
-    status = 413
+_BEARER = HTTPBearer(
+    scheme_name="key", bearerFormat="rlk_...", description="An API key.", auto_error=False
+)
 
 
 class Needs:
-    """A dependency: the key of whoever asks, which must have a scope."""
+    """A dependency: the key of whoever asks, which must have a scope. The API's document shows it
+    as security."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
 
-    async def __call__(self, request: Request) -> ApiKey:
-        kind, _, text = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer":
-            raise UnauthenticatedError(
-                "this needs an API key", hint="send the header Authorization: Bearer rlk_..."
-            )
+    async def __call__(
+        self, request: Request, _: Annotated[object, Security(_BEARER)] = None
+    ) -> ApiKey:
         keys: ApiKeys = request.app.state.keys
-        key = await keys.authenticate(text.strip())
+        guard: Guard = request.app.state.guard
+        address = request.client.host if request.client else None
+        kind, _, text = request.headers.get("authorization", "").partition(" ")
+        text = text.strip() if kind.lower() == "bearer" else ""
+        guard.check(address, text)
+        try:
+            key = await keys.authenticate(text)
+        except UnauthenticatedError as error:
+            guard.failed(address, text)
+            if not text:
+                raise UnauthenticatedError(
+                    "this needs an API key", hint="send the header Authorization: Bearer rlk_..."
+                ) from error
+            raise
+        guard.passed(text)
+        request.state.key = key  # for the logs (controller.service.edge)
         key.require(self._scope)
         return key
 
@@ -85,12 +97,15 @@ def problem(error: RlhflessError, headers: dict[str, str] | None = None) -> Resp
 
 
 def answer_with_problems(app: FastAPI) -> None:
-    """Every refusal is a problem document (RFC 9457)."""
+    """Every refusal is a problem document (RFC 9457); so are defects of ours, told by
+    ``controller.service.edge``."""
 
     async def ours(_: Request, error: Exception) -> Response:
         assert isinstance(error, RlhflessError)
         error.trace = None  # for our own logs, not for whoever asks
-        headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+        headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+        if isinstance(error, StillWorkingError | TooManyRequestsError):
+            headers["Retry-After"] = str(error.retry_after_s)
         return problem(error, headers)
 
     async def invalid(_: Request, error: Exception) -> Response:
@@ -101,16 +116,14 @@ def answer_with_problems(app: FastAPI) -> None:
 
     async def routing(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if error.status_code == 413:
+            return problem(TooLargeError(error.detail))
         document = UserError(str(error.detail)).to_problem()
         document |= {"title": str(error.detail), "status": error.status_code}
         return JSONResponse(
             document, error.status_code, error.headers, media_type="application/problem+json"
         )
 
-    async def defect(_: Request, __: Exception) -> Response:
-        return problem(InternalError("something went wrong on our side"))
-
     app.add_exception_handler(RlhflessError, ours)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, routing)
-    app.add_exception_handler(Exception, defect)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 from redis.asyncio import Redis
 
+from controller.service.audit import Audit
 from controller.service.events import Events
 from controller.service.files import Files
+from controller.service.guard import Guard
 from controller.service.keys import ApiKeys
 from controller.service.library import Library
+from controller.service.metrics import ServiceMetrics
+from controller.service.once import Once
 from controller.service.reference_check import References
 from controller.service.registry import Registry
 from controller.service.settings import Settings
+from controller.service.shares import Shares
+from controller.service.tenants import Tenants
 from rlhfless.objects import ObjectStore
 
 
@@ -21,12 +30,30 @@ class Service:
     def __init__(self, redis: Redis, settings: Settings) -> None:
         self.redis = redis
         self.settings = settings
+        self.metrics = ServiceMetrics()
         self.objects = ObjectStore(settings.store)
         self.keys = ApiKeys(redis)
+        self.guard = Guard(lambda: asyncio.get_running_loop().time())
+        self.tenants = Tenants(redis, settings.default_limits)
+        self.once = Once(redis)
+        self.audit = Audit(redis)
         self.registry = Registry(redis)
         self.events = Events(redis)
+        self.shares = Shares(redis, settings.instances)
         self.library = Library(settings.library)
         self.files = Files(redis, self.objects, self.registry, settings.max_tenant_bytes)
         self.references = References(
             self.files, self.library, self.registry, self.objects, settings.allowed_urls
         )
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        """Something was asked of this replica that its driver should look at."""
+        self._changed.set()
+
+    async def until_changed(self, wait_s: float) -> None:
+        """Returns when something has changed since the last time, or after ``wait_s``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._changed.wait()
+        self._changed.clear()

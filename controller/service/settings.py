@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from controller.service.tenants import Limits
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -29,6 +31,8 @@ class Settings:
     """Of unpacked inputs of jobs kept in the folder; those not used for longest go first."""
     max_running_jobs: int = 32
     """Jobs that this replica drives at once."""
+    default_limits: Limits = field(default_factory=Limits)
+    """Of a tenant that has none of its own."""
     library: str | None = None
     """Folder of models, datasets and rewards that every tenant's jobs may name."""
     allowed_urls: tuple[str, ...] = field(default=())

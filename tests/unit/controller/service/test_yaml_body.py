@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from controller.service.http import TooLargeError, read_object
+from controller.service.http import read_object
+from controller.service.refusals import TooLargeError
 from controller.service.yaml_body import MAX_BYTES, MAX_DEPTH, is_yaml, read_yaml
 from rlhfless.errors import UserError
 
