@@ -59,23 +59,22 @@ class Lives:
         tenure = self._hold(pool, self._host.create(pool.deployment))
         tenure.task = self._spawn_task(self._live(tenure))
 
-    def receive(self, pool: Pool, instance: LocalInstance) -> None:
+    def receive(self, pool: Pool, instance: LocalInstance, now_s: float) -> None:
         """Take over an idle instance that its owner has just given up."""
         instance.deployment = pool.deployment
         instance.retiring = instance.leaving = False
         tenure = self._hold(pool, instance)
-        now_s = _now()
         self._ledger.started(instance.id, pool.deployment.function, now_s)
         self._ledger.phase(instance.id, "idle", now_s)
         instance.free_from_s = now_s + PROMISE_S
         self.rest(pool, instance)
         tenure.task = self._spawn_task(self._live(tenure))
 
-    def give(self, pool: Pool, instance: LocalInstance) -> None:
+    def give(self, pool: Pool, instance: LocalInstance, now_s: float) -> None:
         """It is another's from this moment on."""
         assert instance.id in pool.instances, f"{instance.id} is not ours to give"
         assert instance.state == "idle", f"{instance.id} is {instance.state}"
-        self._end(self._present[instance.id])
+        self._end(self._present[instance.id], now_s)
 
     def _hold(self, pool: Pool, instance: LocalInstance) -> Tenure:
         log = self._host.logs.begin(instance.id)
@@ -87,11 +86,11 @@ class Lives:
         pool.owed = max(0, pool.owed - 1)
         return tenure
 
-    def _end(self, tenure: Tenure) -> None:
+    def _end(self, tenure: Tenure, now_s: float) -> None:
         instance = tenure.instance
         del tenure.pool.instances[instance.id]
         del self._present[instance.id]
-        self._ledger.stopped(instance.id, _now())
+        self._ledger.stopped(instance.id, now_s)
         self._past.append(self._host.logs.end(tenure.log))
         self._stop_timer(instance)
         tenure.over.set_result(None)
@@ -110,7 +109,7 @@ class Lives:
         finally:
             given = tenure.over.done()
             if not given:
-                self._end(tenure)
+                self._end(tenure, _now())
         if not given:
             await instance.clean_up()
         if failure is not None and not self._closing:
@@ -124,7 +123,7 @@ class Lives:
         if process is None:
             process = await instance.spawn(self._host.launcher(tenure.pool.deployment))
             self._ledger.started(instance.id, tenure.pool.deployment.function, _now())
-            if instance.dismissed:
+            if instance.stopping:  # told so before there was a process
                 instance.kill()
         try:
             if not instance.ready:

@@ -34,11 +34,12 @@ PROMISE_S = 3.0
 
 
 class Keeper(Protocol):
-    """Whoever owns the instances of some pools."""
+    """Whoever owns the instances of some pools. ``now_s`` is one for both sides of a hand-over:
+    no moment is lost between their books."""
 
-    def give(self, pool: Pool, instance: LocalInstance) -> None: ...
+    def give(self, pool: Pool, instance: LocalInstance, now_s: float) -> None: ...
 
-    def receive(self, pool: Pool, instance: LocalInstance) -> None: ...
+    def receive(self, pool: Pool, instance: LocalInstance, now_s: float) -> None: ...
 
     def serve(self, pool: Pool) -> None: ...
 
@@ -97,8 +98,9 @@ class Exchange:
     def _hand_over(
         self, owner: Keeper, source: Pool, taker: Keeper, target: Pool, instance: LocalInstance
     ) -> None:
-        owner.give(source, instance)
-        taker.receive(target, instance)
+        now_s = asyncio.get_running_loop().time()
+        owner.give(source, instance, now_s)
+        taker.receive(target, instance, now_s)
         self.num_adopted += 1
 
 

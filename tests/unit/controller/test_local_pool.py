@@ -23,7 +23,12 @@ class Standin:
     calls: int = 0
     last_used_s: float = 0.0
     retiring: bool = False
+    leaving: bool = False
     size: int = 1
+
+    @property
+    def ready(self) -> bool:
+        return self.state != "cold"
 
     @property
     def stopping(self) -> bool:
@@ -148,3 +153,67 @@ def test_all_who_wait_hear_of_a_failure() -> None:
         assert not pool.waiting
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("most", "limit"), [(None, 3), (9, 3), (3, 3), (2, 2), (0, 0), (-1, 0)])
+def test_a_bound_lowers_the_limit_and_never_raises_it(most: int | None, limit: int) -> None:
+    pool = pool_of(max_instances=3)
+    pool.most = most
+    assert pool.limit == pool.room == limit
+    waiting(pool, 9)
+    assert pool.num_missing == limit
+
+
+def leaving(pool: Pool) -> set[str]:
+    pool.mark_leaving()
+    return {name for name, instance in pool.instances.items() if instance.leaving}
+
+
+def test_who_leaves_first() -> None:
+    pool = pool_of(
+        Standin("busy", "busy", calls=2),
+        Standin("less busy", "busy", calls=1),
+        Standin("recent", last_used_s=5.0),
+        Standin("old", last_used_s=1.0),
+        Standin("cold", "cold"),
+        Standin("gone", "stopping"),
+        concurrency=2,
+    )
+    expected: set[str] = set()
+    assert leaving(pool) == expected
+    for most, name in ((4, "cold"), (3, "old"), (2, "recent"), (1, "less busy"), (0, "busy")):
+        pool.most = most
+        expected.add(name)
+        assert leaving(pool) == expected
+    pool.most = None
+    assert leaving(pool) == set()
+
+
+def test_who_leaves_stays_the_same_while_it_is_at_work() -> None:
+    first, second = Standin("a", "busy", calls=1), Standin("b", "busy", calls=2)
+    pool = pool_of(first, second, concurrency=3)
+    pool.most = 1
+    assert leaving(pool) == {"a"}
+    first.calls, second.calls = 3, 1
+    assert leaving(pool) == {"a"}
+    second.state = "stopping"  # it died: nobody else is left
+    assert leaving(pool) == set()
+
+
+def test_a_pool_that_closes_has_no_room() -> None:
+    pool = pool_of()
+    waiting(pool, 1)
+    assert pool.hungry
+    pool.closing = True
+    assert not pool.hungry
+    assert pool.num_missing == 0
+
+
+def test_a_pool_is_hungry_though_others_are_on_their_way() -> None:
+    pool = pool_of(Standin("a", "cold"), max_instances=2)
+    assert not pool.hungry
+    waiting(pool, 1)
+    assert pool.num_missing == 0
+    assert pool.hungry
+    pool.most = 1
+    assert not pool.hungry
