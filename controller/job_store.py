@@ -64,24 +64,24 @@ class JobStore:
 
     async def create(self, spec: str) -> None:
         """Register the job. Raises ``ConflictError`` if the id is taken."""
-        if not await answer(self._redis.hsetnx(self._key("job"), "spec", spec)):
+        if not await answer(self._redis.hsetnx(job_key(self.job), "spec", spec)):
             raise ConflictError(f"job {self.job} exists already")
 
     async def exists(self) -> bool:
-        return bool(await answer(self._redis.hexists(self._key("job"), "spec")))
+        return bool(await answer(self._redis.hexists(job_key(self.job), "spec")))
 
     async def note(self, **values: Any) -> None:
         """Keep JSON values with the job (status, evaluation results, usage)."""
-        await self._write(self._key("job"), _encoded(values))
+        await self._write(job_key(self.job), _encoded(values))
 
     async def notes(self) -> dict[str, Any]:
-        raw = await answer(self._redis.hgetall(self._key("job")))
+        raw = await answer(self._redis.hgetall(job_key(self.job)))
         notes = {k.decode(): v.decode() for k, v in raw.items()}
         return {k: v if k == "spec" else json.loads(v) for k, v in notes.items()}
 
     async def noted(self, *names: str) -> dict[str, Any]:
         """Those of the notes that there are."""
-        raw = await answer(self._redis.hmget(self._key("job"), list(names)))
+        raw = await answer(self._redis.hmget(job_key(self.job), list(names)))
         return {k: json.loads(v) for k, v in zip(names, raw, strict=True) if v is not None}
 
     async def records(self) -> list[StepRecord]:
@@ -144,7 +144,7 @@ class JobStore:
             pipe.set(self._key("policy_state"), policy_state)
             pipe.set(counter, committed + 1)
             if notes:
-                pipe.hset(self._key("job"), mapping=cast(Any, _encoded(notes)))
+                pipe.hset(job_key(self.job), mapping=cast(Any, _encoded(notes)))
             pipe.delete(*(self._step_key(record.step, part) for part in STEP_PARTS))
             if self._announce is not None:
                 add_to(pipe, self.job, self._announce(record))
@@ -189,6 +189,11 @@ class JobStore:
     async def _check_fence(self, pipe: Any) -> None:
         if self._fence is not None:
             await check_fence(pipe, self.job, self._fence)
+
+
+def job_key(job: str) -> str:
+    """The hash of what is noted of a job; values are JSON, but ``spec``."""
+    return f"rlhfless:{{{job}}}:job"
 
 
 def _encoded(notes: Mapping[str, Any]) -> dict[str, str]:

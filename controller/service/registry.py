@@ -176,15 +176,17 @@ class Registry:
         reason: str | None = None,
         *,
         fence: Fence | None = None,
+        only_from: State | None = None,
         error: Mapping[str, Any] | None = None,
         setback: Setback | None = None,
     ) -> JobRecord:
-        """Bring a job into a state; one that is in it already is left as it is. Raises
-        ``ConflictError`` if the state cannot follow the job's, ``NotFoundError``, and with a
-        ``fence`` ``LostLeaseError`` if it is no longer valid."""
+        """Bring a job into a state; one that is in it already is left as it is, and so is one that
+        is not in the state ``only_from``. Raises ``ConflictError`` if the state cannot follow the
+        job's, ``NotFoundError``, and with a ``fence`` ``LostLeaseError`` if it is no longer
+        valid."""
 
         def moved(record: JobRecord) -> JobRecord:
-            if record.state == state:
+            if record.state == state or only_from not in (None, record.state):
                 return record
             return msgspec.structs.replace(
                 self._entering(record, state, reason),

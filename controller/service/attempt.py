@@ -1,0 +1,225 @@
+"""One replica's go at one job: from the lease it was granted to the end, or to the next setback.
+
+How an attempt ends is on record before its lease is given up: the job has succeeded, failed, is
+paused, or waits for another attempt. Only where the job store cannot be reached, or the lease was
+lost, nothing is written; then the job is still running, and whoever gets the lease next goes on
+from its journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from controller.deployments import deployments
+from controller.execution import Execution, execute
+from controller.fencing import LostLeaseError
+from controller.job_store import JobStore
+from controller.known import Known
+from controller.ledger import Ledger
+from controller.orchestrator import Outcome
+from controller.platforms.local import LocalPlatform
+from controller.platforms.local_host import LocalHost
+from controller.service.events import JobEvent
+from controller.service.job_control import JobControl
+from controller.service.lease import Lease, Leases
+from controller.service.registry import JobRecord, Setback
+from controller.service.reporter import Reporter, announce
+from controller.service.samples import SampleKeeper
+from controller.service.service import Service
+from controller.service.states import State
+from rlhfless.errors import (
+    CapacityError,
+    ConflictError,
+    InternalError,
+    RlhflessError,
+    TransientError,
+    first_error,
+)
+from rlhfless.messages import FunctionName
+from rlhfless.spec import JobSpec
+from rlhfless.spec_file import dump_spec
+
+ATTEMPTS: dict[type[RlhflessError], float] = {
+    CapacityError: float("inf"),
+    TransientError: 10,
+    InternalError: 3,
+}
+"""Failures in a row, without a step between, after which a job fails. Room may come back whenever
+somebody makes some."""
+LONGEST_WAIT_S = 60.0
+DEFECT_PAUSE_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+class Attempt:
+    """``spec`` is the job's, every name in it already a path on this machine."""
+
+    def __init__(
+        self,
+        service: Service,
+        host: LocalHost,
+        leases: Leases,
+        lease: Lease,
+        record: JobRecord,
+        control: JobControl,
+    ) -> None:
+        self._service = service
+        self._host = host
+        self._leases = leases
+        self._lease = lease
+        self._record = record
+        self.job = record.id
+        self.control = control
+        self._platform: LocalPlatform | None = None
+        self._journal = JobStore(service.redis, record.id, lease.fence, announce)
+        self._reporter = Reporter(record.id, service.events, self._journal, lease.fence)
+
+    @property
+    def instances(self) -> int:
+        """Function instances it has now."""
+        return 0 if self._platform is None else len(self._platform.instances())
+
+    async def run(self) -> None:
+        """Cancel it to end it at once; the job's state is then somebody else's to say."""
+        try:
+            async with self._leases.keeping(self._lease):
+                try:
+                    outcome = await self._drive()
+                except Exception as raised:  # the boundary of the job: its end must be on record
+                    error = first_error(raised)
+                    if isinstance(error, LostLeaseError | _EndedElsewhereError):
+                        raise
+                    await self._failed(error)
+                else:
+                    await self._ended(outcome)
+        except* LostLeaseError:
+            _log.info("job %s is driven by another replica now", self._record.id)
+        except* _EndedElsewhereError:
+            _log.info("job %s was ended meanwhile", self._record.id)
+        except* (TransientError, CapacityError) as group:
+            _log.warning("job %s is left as it is: %s", self._record.id, first_error(group))
+        except* Exception:  # the boundary of the task: other jobs go on
+            _log.exception("job %s met a defect", self._record.id)
+            await asyncio.sleep(DEFECT_PAUSE_S)
+
+    async def _drive(self) -> Outcome:
+        service, record = self._service, self._record
+        await self._move("running")
+        spec = await self._inputs()
+        if not await self._journal.exists():
+            await self._journal.create(dump_spec(spec))
+        ledger = Ledger({d.function: d.price_usd_per_hour for d in deployments(spec)})
+        async with LocalPlatform(
+            deployments(spec), ledger=ledger, host=self._host, kinds=kinds(record.tenant, spec)
+        ) as platform:
+            self._platform = platform
+            self.control.attach(platform.bound)
+            execution = Execution(
+                id=record.id,
+                spec=spec,
+                platform=platform,
+                ledger=ledger,
+                journal=self._journal,
+                objects=service.objects,
+                export_folder=service.settings.file("exports", record.id),
+                observe=self._reporter.observe,
+                keep_samples=lambda data: SampleKeeper(service.objects, record.id, spec, data),
+                control=self.control,
+            )
+            async with asyncio.TaskGroup() as group:
+                reporting = group.create_task(self._reporter.run(), name="report")
+                try:
+                    outcome = await execute(execution, Known())
+                finally:
+                    reporting.cancel()
+        await self._reporter.flush()
+        return outcome
+
+    async def _inputs(self) -> JobSpec:
+        return JobSpec.model_validate(self._record.spec)
+
+    async def _ended(self, outcome: Outcome) -> None:
+        if outcome.status == "succeeded":
+            await self._move("succeeded", outcome.reason)
+        elif outcome.reason != self.control.reason:
+            await self._move("paused", outcome.reason)
+        else:
+            # It may have been resumed while its last step ended: then it is taken up again.
+            moved = await self._move("paused", outcome.reason, only_from="pausing")
+            if moved.state == "running" and self.control.stop == "yield":
+                await self._move("queued", outcome.reason, only_from="running")
+
+    async def _failed(self, error: BaseException) -> None:
+        """Put it back, or give it up."""
+        known = error if isinstance(error, RlhflessError) else _defect(error)
+        if not isinstance(error, RlhflessError):
+            _log.error("job %s met a defect", self._record.id, exc_info=error)
+        setback = self._record.setback
+        fresh = setback is None or self._reporter.made_steps
+        attempts = 1 if fresh or setback is None else setback.attempts + 1
+        family = next((f for f in ATTEMPTS if isinstance(known, f)), None)
+        if family is None or attempts >= ATTEMPTS[family]:
+            problem = known.to_problem()
+            problem.pop("trace", None)
+            await self._move("failed", known.detail, error=problem)
+            return
+        wait_s = min(LONGEST_WAIT_S, 2.0 ** (attempts - 1))
+        _log.warning("job %s is tried again in %g s: %s", self._record.id, wait_s, known.detail)
+        self._reporter.say(
+            JobEvent(type="setback", level="warning", message=known.detail, data={"wait_s": wait_s})
+        )
+        await self._reporter.flush()
+        await self._move(
+            "queued",
+            f"tried again after a setback: {known.detail}",
+            setback=Setback(time.time() + wait_s, attempts, known.detail),
+        )
+
+    async def _move(
+        self,
+        state: State,
+        reason: str | None = None,
+        *,
+        only_from: State | None = None,
+        error: Mapping[str, Any] | None = None,
+        setback: Setback | None = None,
+    ) -> JobRecord:
+        try:
+            return await self._service.registry.move(
+                self._record.tenant,
+                self._record.id,
+                state,
+                reason,
+                fence=self._lease.fence,
+                only_from=only_from,
+                error=error,
+                setback=setback,
+            )
+        except LostLeaseError:
+            raise
+        except ConflictError as conflict:
+            raise _EndedElsewhereError from conflict
+
+
+class _EndedElsewhereError(Exception):
+    """Its owner has cancelled the job."""
+
+
+def kinds(tenant: str, spec: JobSpec) -> dict[FunctionName, Hashable]:
+    """What an instance must have in common with another job's to change hands: whose it is, what it
+    has loaded, how it computes."""
+    model = (spec.model.path, spec.model.dtype, spec.model.chat_template)
+    rewards = tuple(reward.model_dump_json() for reward in spec.rewards)
+    return {
+        function: (tenant, rewards if function == "reward" else model)
+        for function in spec.functions()
+        if function != "training"  # its optimizer's state is of one job
+    }
+
+
+def _defect(error: BaseException) -> InternalError:
+    return InternalError(f"{type(error).__name__}: {error}")

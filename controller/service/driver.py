@@ -1,0 +1,139 @@
+"""The driver of a replica: takes its part of the jobs that may run, and runs them.
+
+Every turn, some twice a second and at once when something was asked of this replica, it looks at
+all open jobs, has the fair queue deal out the instances anew, tells the jobs it drives what changed
+(their owner wants a pause, others' turn has come, they hold more or fewer instances), ends those
+that were cancelled, and takes the lease of jobs that hold what they need and that nobody drives.
+When it ends, its jobs stay as they are; another replica goes on with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from controller.platforms.local_host import LocalHost
+from controller.service.attempt import Attempt
+from controller.service.job_control import JobControl, least_instances, most_instances
+from controller.service.lease import Leases
+from controller.service.queue import Candidate
+from controller.service.registry import JobRecord
+from controller.service.reporter import Reached, read_reached
+from controller.service.service import Service
+from controller.service.shares import QueueState
+from rlhfless.errors import CapacityError, TransientError
+from rlhfless.spec import JobSpec
+
+TURN_S = 0.5
+LEND_AFTER_S = 2.0
+"""A job that has been training for so long is likely to go on for as long again: until then others
+may have what its rollout does not use."""
+MAX_STARTS = 4
+"""Jobs taken in one turn; the other replicas take the next."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Driven:
+    attempt: Attempt
+    task: asyncio.Task[None]
+
+
+class Driver:
+    """``replica``: its name, among those of the service."""
+
+    def __init__(self, service: Service, host: LocalHost, replica: str) -> None:
+        self._service = service
+        self._host = host
+        self._leases = Leases(service.redis, replica)
+        self._driven: dict[str, _Driven] = {}
+
+    async def run(self) -> None:
+        """Until it is cancelled; its jobs' attempts are ended then."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                try:
+                    await self._turn(group)
+                except (TransientError, CapacityError) as error:
+                    _log.warning("the queue waits: %s", error.detail)
+                await self._service.until_changed(TURN_S)
+
+    async def _turn(self, group: asyncio.TaskGroup) -> None:
+        self._driven = {job: one for job, one in self._driven.items() if not one.task.done()}
+        records = await self._service.registry.open_jobs()
+        tenants = sorted({record.tenant for record in records})
+        quotas = await self._service.tenants.quotas(tenants)
+        over = {tenant: await self._service.tenants.over_quota(tenant) for tenant in tenants}
+        barred = {record.id: why for record in records if (why := over[record.tenant])}
+        reached = await read_reached(self._service.redis, [r.id for r in records])
+        candidates = [
+            _candidate(record, reached[record.id])
+            for record in records
+            if record.id not in barred and _may_run(record)
+        ]
+        used = {job: one.attempt.instances for job, one in self._driven.items()}
+        state = await self._service.shares.turn(candidates, quotas, used, barred)
+        by_id = {record.id: record for record in records}
+        for job, one in self._driven.items():
+            _tell(one, by_id.get(job), state)
+        await self._start(group, records, state)
+
+    async def _start(
+        self, group: asyncio.TaskGroup, records: Sequence[JobRecord], state: QueueState
+    ) -> None:
+        started = 0
+        room = self._service.settings.max_running_jobs - len(self._driven)
+        for record in records:
+            if record.id in self._driven or started >= min(room, MAX_STARTS):
+                continue
+            spec = JobSpec.model_validate(record.spec)
+            held = state.held(record.id)
+            if not _may_run(record) or held < least_instances(spec):
+                continue
+            lease = await self._leases.acquire(record.id)
+            if lease is None:
+                continue
+            control = JobControl(spec, held)
+            attempt = Attempt(self._service, self._host, self._leases, lease, record, control)
+            task = group.create_task(attempt.run(), name=f"drive-{record.id}")
+            self._driven[record.id] = _Driven(attempt, task)
+            started += 1
+
+
+def _may_run(record: JobRecord) -> bool:
+    if record.state == "queued":
+        return record.setback is None or record.setback.at <= time.time()
+    return record.state in ("running", "pausing")
+
+
+def _candidate(record: JobRecord, reached: Reached) -> Candidate:
+    spec = JobSpec.model_validate(record.spec)
+    least = least_instances(spec)
+    lends = reached.phase == "train" and time.time() - reached.since > LEND_AFTER_S
+    return Candidate(
+        job=record.id,
+        tenant=record.tenant,
+        least=least,
+        most=least if lends else most_instances(spec),
+        submitted_s=record.created_at,
+        running=record.state != "queued",
+    )
+
+
+def _tell(driven: _Driven, record: JobRecord | None, state: QueueState) -> None:
+    """Let a running job know what changed; end it if it is over (``record`` None) for everybody
+    else."""
+    control, job = driven.attempt.control, driven.attempt.job
+    if record is None:
+        driven.task.cancel()
+        return
+    if record.state == "pausing":
+        control.ask("pause", record.reason or "")
+    elif record.state == "running" and job not in state.grants:
+        control.ask("yield", f"others' turn: {state.waiting.get(job, '')}")
+    else:
+        control.ask(None)
+    control.hold(state.held(job))
