@@ -8,7 +8,7 @@ from typing import Any
 
 from redis.exceptions import OutOfMemoryError, RedisError
 
-from rlhfless.errors import CapacityError, TransientError
+from rlhfless.errors import CapacityError, RlhflessError, TransientError
 
 
 async def answer(command: Awaitable[Any]) -> Any:
@@ -19,9 +19,11 @@ async def answer(command: Awaitable[Any]) -> Any:
     cancellations = task.cancelling()
     try:
         found = await command
-    except RedisError as error:
+    except (RedisError, RlhflessError) as error:
         if task.cancelling() > cancellations:
             raise asyncio.CancelledError from error
+        if isinstance(error, RlhflessError):  # of a transaction's own
+            raise
         # In a pipeline the text begins with the command, record and all.
         text = str(error).rpartition("caused error: ")[2]
         if isinstance(error, OutOfMemoryError) or "MISCONF" in text or "OOM" in text:
