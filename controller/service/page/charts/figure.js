@@ -5,7 +5,7 @@ import { fill, h, s, say } from "../dom.js";
 
 /** `draw(width)` returns {height, shapes, summary}; `step(key)` moves what is read out by an arrow
  * key and `pointed(x, y)` by the pointer, in pixels (null: it left); both return the words, or null
- * for none. `asTable()` returns a table. */
+ * for none. `asTable()` returns a table; without it, the page has one already. */
 export function figure({ title, draw, step, pointed, asTable }) {
   const readout = h("output", { class: "readout" });
   const svg = s("svg", { "aria-hidden": "true" });
@@ -19,7 +19,7 @@ export function figure({ title, draw, step, pointed, asTable }) {
   });
   host.append(svg);
   const values = h("details", { class: "values" }, h("summary", {}, "Values as a table"));
-  const element = h("figure", {}, h("figcaption", {}, h("h3", {}, title), readout), host, values);
+  const element = h("figure", {}, h("figcaption", {}, h("h3", {}, title), readout), host, asTable && values);
   let width = 0;
   let held = false; // the pointer or the keyboard is at something
 

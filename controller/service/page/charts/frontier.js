@@ -9,13 +9,12 @@ const HEIGHT = 260;
 const EDGE = { left: 64, right: 18, top: 14, bottom: 40 };
 
 /** `points`: [{time, cost, label}] by time, in units that `across` and `upwards` name; `asked`:
- * the same for the job as it was written; `asTable()` the points as a table. */
-export function frontierChart({ title, points, asked, across, upwards, asTable }) {
+ * the same for the job as it was written. The page shows them as a table, too. */
+export function frontierChart({ title, points, asked, across, upwards }) {
   let at = null;
   let places = [];
   return figure({
     title,
-    asTable,
     draw,
     step(key) {
       if (!points.length || key === "ArrowUp" || key === "ArrowDown") return null;

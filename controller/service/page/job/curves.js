@@ -14,6 +14,8 @@ const TITLES = {
 
 export function curves(model, signal) {
   const choice = h("select", { id: "metric" });
+  const names = new Set();
+  let read = 0; // steps whose names are known
   const grid = h("div", { class: "charts" });
   const more = chart(() => choice.value, "Any metric");
   const shown = [
@@ -34,11 +36,13 @@ export function curves(model, signal) {
   return h("div", {}, grid, picker);
 
   function update() {
-    const names = [...new Set(model.metrics.flatMap((entry) => Object.keys(entry.metrics)))].sort();
-    if (choice.options.length !== names.length) {
+    for (; read < model.metrics.length; read++) {
+      for (const name of Object.keys(model.metrics[read].metrics)) names.add(name);
+    }
+    if (choice.options.length !== names.size) {
       const chosen = choice.value || "reward/std";
-      fill(choice, names.map((name) => h("option", { value: name }, name)));
-      choice.value = names.includes(chosen) ? chosen : (names[0] ?? "");
+      fill(choice, [...names].sort().map((name) => h("option", { value: name }, name)));
+      choice.value = names.has(chosen) ? chosen : choice.options[0].value;
     }
     for (const each of [...shown, more]) each.update();
   }

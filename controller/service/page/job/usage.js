@@ -1,0 +1,63 @@
+// What was held and what it cost, by function and by step.
+
+import { get } from "../api.js";
+import { fill, h } from "../dom.js";
+import { duration, percent, usd } from "../format.js";
+import { attempt, loading, problemBox } from "../notices.js";
+import { table } from "../table.js";
+import { coalesced } from "../wait.js";
+
+const SOON_MS = 500;
+const PER_PAGE = 20;
+const COLUMNS = ["Held", "Busy", "Idle", "Starting", ["Shares", "shares"], "Cost"];
+
+export function usageTab(place, model, signal) {
+  const total = h("div", {}, loading());
+  const steps = h("div");
+  const refused = h("div");
+  const more = h("button", { type: "button", class: "quiet", hidden: true, onclick: add }, "More steps");
+  const shown = [];
+  const failed = (error) => fill(refused, problemBox(error));
+  const load = coalesced(loadTotal, SOON_MS, signal, failed);
+  fill(place, refused, total, steps, more);
+  model.addEventListener("job", load, { signal });
+  load();
+  add();
+
+  async function loadTotal() {
+    const usage = await get(`${model.path}/usage`, { limit: 1 }, signal);
+    const rows = Object.entries(usage.functions).map(([name, spent]) => [name, ...cells(spent)]);
+    fill(
+      total,
+      table("Instance time by function", ["Function", ...COLUMNS], [...rows, ["all", ...cells(usage.total)]], { css: "totalled" }),
+      h("p", { class: "soft" }, `Over ${duration(usage.wall_s)} in which the job ran.`),
+    );
+    more.hidden ||= usage.data.length === 0;
+    if (!shown.length && usage.data.length) more.hidden = false;
+  }
+
+  async function add() {
+    const query = { limit: PER_PAGE, after: shown.at(-1)?.id };
+    const page = await attempt(refused, () => get(`${model.path}/usage`, query, signal));
+    if (!page) return;
+    shown.push(...page.data);
+    more.hidden = !page.has_more && model.ended;
+    if (!shown.length) return;
+    const rows = shown.flatMap(({ step, functions }) =>
+      Object.entries(functions).map(([name, spent]) => [`${step} ${name}`, ...cells(spent)]),
+    );
+    fill(steps, table("Instance time by step and function", ["Step", ...COLUMNS], rows));
+  }
+}
+
+function cells({ held_s, busy_s, idle_s, cold_s, usd: cost }) {
+  return [held_s, busy_s, idle_s, cold_s].map(duration).concat([shares(held_s, { busy: busy_s, idle: idle_s, cold: cold_s }), usd(cost)]);
+}
+
+function shares(held, phases) {
+  if (!held) return "–";
+  const bars = Object.entries(phases).map(([name, seconds]) =>
+    h("i", { class: name, style: { width: `${(100 * seconds) / held}%` } }),
+  );
+  return h("span", { class: "share", role: "img", "aria-label": `busy ${percent(phases.busy / held)}` }, bars);
+}
