@@ -147,7 +147,7 @@ def _check_answer(
     if encoding != "identity":
         raise UserError(f"{url} was answered compressed ({encoding[:40]})", param=param)
     length = said.get(b"content-length", "")
-    if length.isdigit() and int(length[:20]) > max_bytes:
+    if length.isdigit() and int(length) > max_bytes:
         raise _too_large(url, max_bytes, param)
 
 

@@ -71,7 +71,9 @@ class References:
             case CheckpointReference() as checkpoint:
                 await self.manifest(checkpoint, tenant, named.param)
             case UrlReference(url):
-                await check_url(url, named.param, self._allowed_urls)
+                # Those of datasets are opened by ``fetch``, which takes none with a password.
+                own = named.kind == "url"
+                await check_url(url, named.param, self._allowed_urls, credentials=own)
             case _:
                 pass
 

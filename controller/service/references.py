@@ -5,7 +5,7 @@ asks whether it is there, ``controller.service.inputs`` fetches it.
     file-<24 hex>/rewards.py   a file inside of one that is a tar (rewards)
     library:<name>             something below the operator's library
     checkpoint:<job>/<step>    a checkpoint of a job of the tenant's (models)
-    https://...                a dataset that is fetched; a reward that is asked
+    https://...                a dataset that is fetched; a reward, tracker or webhook that is asked
     org/name                   a model or dataset on the Hub
 
 Nothing else is a name: no path of the server's, whatever it is spelt like.
@@ -22,7 +22,7 @@ from typing import Any, Literal
 from rlhfless.errors import UserError
 from rlhfless.spec import JobSpec
 
-Kind = Literal["model", "dataset", "reward", "reward_model", "reward_url"]
+Kind = Literal["model", "dataset", "reward", "reward_model", "url"]
 
 FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 _CHECKPOINT = re.compile(r"checkpoint:(job-[0-9a-f]{28})/(0|[1-9][0-9]{0,8})")
@@ -38,7 +38,7 @@ _HINTS: dict[Kind, str] = {
     "reward": "upload it (POST /v1/files) and write file-...:function, or write "
     "library:<name>.py:function",
     "reward_model": "write file-... (an uploaded tar), library:<name> or org/name (the Hub)",
-    "reward_url": "write an http or https URL",
+    "url": "write an http or https URL",
 }
 
 
@@ -108,7 +108,13 @@ def references(spec: JobSpec) -> list[Named]:
             reference = parse(reward.model, "reward_model", f"{param}.model")
             found.append(Named(f"{param}.model", "reward_model", reference))
         elif reward.http is not None:
-            found.append(Named(f"{param}.http", "reward_url", UrlReference(reward.http)))
+            found.append(Named(f"{param}.http", "url", UrlReference(reward.http)))
+    for index, integration in enumerate(spec.integrations):
+        if integration.url is not None:
+            reference = UrlReference(integration.url)
+            found.append(Named(f"integrations.{index}.url", "url", reference))
+    for index, webhook in enumerate(spec.webhooks):
+        found.append(Named(f"webhooks.{index}.url", "url", UrlReference(webhook.url)))
     return found
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import Sequence
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -20,15 +21,17 @@ from rlhfless.errors import TransientError, UserError
 MAX_URL_CHARS = 2_000
 RESOLVE_S = 10.0
 PORTS = {"http": 80, "https": 443}
+_USERINFO = re.compile(r"(?<=://)[^/?#]*@")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-def parse_url(url: str, param: str | None) -> SplitResult:
-    """The parts of an http(s) URL. Raises ``UserError`` naming ``param``."""
+def parse_url(url: str, param: str | None, *, credentials: bool = False) -> SplitResult:
+    """The parts of an http(s) URL. Raises ``UserError`` naming ``param``, for ``user:password@``
+    too unless ``credentials`` are kept apart from the URL where it is stored."""
 
     def bad(why: str) -> UserError:
-        return UserError(f"{url[:200]!r} cannot be opened: {why}", param=param)
+        return UserError(f"{hidden(url)[:200]!r} cannot be opened: {why}", param=param)
 
     if len(url) > MAX_URL_CHARS:
         raise bad(f"a URL has at most {MAX_URL_CHARS:,} characters")
@@ -45,7 +48,7 @@ def parse_url(url: str, param: str | None) -> SplitResult:
         raise bad("it names no host")
     if port == 0:
         raise bad("it names no port")
-    if "@" in parts.netloc:
+    if "@" in parts.netloc and not credentials:
         raise bad("it holds a user or password, which would be stored and shown")
     return parts
 
@@ -59,10 +62,17 @@ def is_exempt(url: SplitResult, allowed: Sequence[str]) -> bool:
     return any(_is_below(url, urlsplit(prefix)) for prefix in allowed)
 
 
-async def check_url(url: str, param: str, allowed: Sequence[str] = ()) -> None:
+def hidden(url: str) -> str:
+    """A URL without the ``user:password@`` that it may hold, for messages."""
+    return _USERINFO.sub("", url)
+
+
+async def check_url(
+    url: str, param: str, allowed: Sequence[str] = (), *, credentials: bool = False
+) -> None:
     """Raises ``UserError`` naming ``param`` unless the service may open the URL now,
-    ``TransientError`` if no name server answers."""
-    parts = parse_url(url, param)
+    ``TransientError`` if no name server answers. ``credentials``: see ``parse_url``."""
+    parts = parse_url(url, param, credentials=credentials)
     if not is_exempt(parts, allowed):
         await global_addresses(*host_and_port(parts), param)
 
