@@ -42,6 +42,7 @@ from rlhfless.errors import (
 from rlhfless.messages import FunctionName
 from rlhfless.spec import JobSpec
 from rlhfless.spec_file import dump_spec
+from rlhfless.spec_secrets import merge
 
 ATTEMPTS: dict[type[RlhflessError], float] = {
     CapacityError: float("inf"),
@@ -56,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 class Attempt:
-    """``spec`` is the job's, every name in it already a path on this machine."""
+    """``control`` is how the driver reaches the job while it runs."""
 
     def __init__(
         self,
@@ -140,7 +141,9 @@ class Attempt:
         return outcome
 
     async def _inputs(self) -> JobSpec:
-        return JobSpec.model_validate(self._record.spec)
+        """The job's spec, every name in it a path on this machine."""
+        secrets = await self._service.registry.secrets(self.job)
+        return merge(self._record.spec, secrets)
 
     async def _ended(self, outcome: Outcome) -> None:
         if outcome.status == "succeeded":

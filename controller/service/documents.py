@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from controller.service.audit import AuditEntry
 from controller.service.events import JobEvent
+from controller.service.keys import ApiKey
 from controller.service.registry import JobRecord
+from controller.service.service import Service
+from controller.service.standing import Standing, forecast, progress, standings
 from controller.service.states import FINAL
+from controller.service.tenants import Limits
 from rlhfless import rest
 
 
-def job_document(record: JobRecord) -> rest.Job:
+async def job_documents(service: Service, records: Sequence[JobRecord]) -> list[rest.Job]:
+    found = await standings(service, [record.id for record in records])
+    return [_document(record, one) for record, one in zip(records, found, strict=True)]
+
+
+async def job_document(service: Service, record: JobRecord) -> rest.Job:
+    return (await job_documents(service, [record]))[0]
+
+
+def new_document(record: JobRecord) -> rest.Job:
+    """Of a job that was accepted just now: it says the same whenever it is asked for again."""
+    return _document(record, Standing())
+
+
+def _document(record: JobRecord, standing: Standing) -> rest.Job:
+    running = record.state in ("running", "pausing")
+    reason = record.reason
+    if record.state == "queued" and standing.waiting is not None:
+        reason = standing.waiting
     return rest.Job(
         id=record.id,
         name=record.spec.get("name", ""),
@@ -16,11 +41,14 @@ def job_document(record: JobRecord) -> rest.Job:
         updated_at=record.updated_at,
         finished_at=record.updated_at if record.state in FINAL else None,
         state=record.state,
-        reason=record.reason,
+        reason=reason,
         states={
             state: rest.StateEntered(at=entry.at, reason=entry.reason)
             for state, entry in record.entered.items()
         },
+        error=None if record.error is None else rest.Problem.model_validate(record.error),
+        progress=progress(standing, running=running),
+        forecast=forecast(standing, running=running),
         metadata=record.spec.get("metadata", {}),
         spec=record.spec,
     )
@@ -34,4 +62,41 @@ def event_document(event: JobEvent) -> rest.Event:
         level=event.level,
         message=event.message,
         data=event.data,
+    )
+
+
+def key_document(key: ApiKey, text: str | None = None) -> rest.Key:
+    return rest.Key(
+        id=key.id,
+        tenant=key.tenant,
+        name=key.name,
+        scope=key.scope,
+        created_at=key.created_at,
+        revoked_at=key.revoked_at,
+        key=text,
+    )
+
+
+def quota_document(limits: Limits) -> rest.Quota:
+    return rest.Quota(
+        weight=limits.weight,
+        max_jobs=limits.max_jobs,
+        max_instances=limits.max_instances,
+        max_function_seconds=limits.max_function_seconds,
+        max_usd=limits.max_usd,
+    )
+
+
+def audit_document(entry: AuditEntry) -> rest.AuditEntry:
+    """Of an entry of a tenant's."""
+    assert entry.tenant is not None
+    return rest.AuditEntry(
+        id=entry.id,
+        created_at=entry.created_at,
+        tenant=entry.tenant,
+        key=entry.key,
+        action=entry.action,
+        target=entry.target,
+        status=entry.status,
+        request=entry.request,
     )

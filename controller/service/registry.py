@@ -1,6 +1,8 @@
 """The registry: every job the service has accepted, whose it is, and how it stands.
 
     rlhfless:{job}:record           string   the job's record (JSON)
+    rlhfless:{job}:secrets          string   what its spec masks, by path (JSON); goes a while after
+                                             the job has ended
     rlhfless:jobs:open              set      jobs that have not ended
     rlhfless:tenant:<t>:jobs        sorted   the tenant's job ids, by id
     rlhfless:tenant:<t>:once:<key>  string   what an idempotency key was used for
@@ -34,6 +36,8 @@ from rlhfless.errors import ConflictError, NotFoundError, UserError
 
 MAX_LIMIT = 100
 """Jobs on one page."""
+SECRETS_AFTER_END_S = 7 * 24 * 3600
+"""Those who hear of a job's end may be out of reach for a while."""
 ONCE_FOR_S = 24 * 3600
 """How long an idempotency key is remembered."""
 MAX_KEY_CHARS = 255
@@ -107,10 +111,15 @@ class Registry:
         self._now = now
 
     async def create(
-        self, tenant: str, spec: Mapping[str, Any], idempotency_key: str | None = None
+        self,
+        tenant: str,
+        spec: Mapping[str, Any],
+        idempotency_key: str | None = None,
+        secrets: Mapping[str, str] | None = None,
     ) -> JobRecord:
         """Accept a job. The same idempotency key and spec again give the first answer and no second
-        job; the same key with another spec raises ``ConflictError``."""
+        job; the same key with another spec raises ``ConflictError``. ``secrets`` are what the spec
+        masks (``rlhfless.spec_secrets``)."""
         at = self._now()
         record = JobRecord(
             id=_new_id(at),
@@ -137,6 +146,8 @@ class Registry:
             pipe.multi()
             pipe.set(once, _encode(_Once(record.id, digest)), ex=ONCE_FOR_S)
             pipe.set(_record_key(record.id), _encode(record))
+            if secrets:
+                pipe.set(_secrets_key(record.id), _encode(secrets))
             pipe.zadd(_jobs_key(tenant), {record.id: 0})
             pipe.sadd(_OPEN, record.id)
             add_to(pipe, record.id, _state_event(record))
@@ -150,6 +161,11 @@ class Registry:
         """Raises ``NotFoundError``."""
         _check_id(job)
         return _owned(await answer(self._redis.get(_record_key(job))), tenant, job)
+
+    async def secrets(self, job: str) -> dict[str, str]:
+        """What the job's spec masks; for its driver alone."""
+        raw = await answer(self._redis.get(_secrets_key(job)))
+        return {} if raw is None else msgspec.json.decode(raw, type=dict[str, str])
 
     async def listed(self, tenant: str, after: str | None = None, limit: int = 20) -> JobPage:
         """The tenant's jobs, newest first, beginning after the job ``after``. Raises ``UserError``
@@ -251,6 +267,7 @@ class Registry:
             pipe.set(key, _encode(changed))
             if changed.state in FINAL:
                 pipe.srem(_OPEN, job)
+                pipe.expire(_secrets_key(job), SECRETS_AFTER_END_S)
             if changed.entered != record.entered:
                 add_to(pipe, job, _state_event(changed))
             return changed
@@ -302,6 +319,10 @@ def _digest(spec: Mapping[str, Any]) -> str:
 
 def _record_key(job: str) -> str:
     return f"rlhfless:{{{job}}}:record"
+
+
+def _secrets_key(job: str) -> str:
+    return f"rlhfless:{{{job}}}:secrets"
 
 
 def _jobs_key(tenant: str) -> str:

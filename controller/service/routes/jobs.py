@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -9,14 +10,16 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 
-from controller.service.documents import job_document
+from controller.service.documents import job_document, job_documents, new_document
 from controller.service.http import read_object
+from controller.service.registry import JobRecord
 from controller.service.routes.common import After, IdempotencyKey, Limit, Reader, Submitter
 from controller.service.service import Service
 from rlhfless import rest
 from rlhfless.errors import UserError
 from rlhfless.spec import JobSpec
 from rlhfless.spec_file import user_error
+from rlhfless.spec_secrets import split
 
 
 def router(service: Service) -> APIRouter:
@@ -30,26 +33,54 @@ def router(service: Service) -> APIRouter:
         """Submit a job. The body is a job spec, as JSON or as a job file (YAML)."""
         spec = await read_job(request, service.settings.max_body_bytes)
         await service.references.check(spec, key.tenant)
-        made = await registry.create(key.tenant, _storable(spec), idempotency_key)
-        document = job_document(made).model_dump(mode="json")
+        values, secrets = split(spec)
+        made = await registry.create(key.tenant, _storable(values), idempotency_key, secrets)
+        service.changed()
+        document = new_document(made).model_dump(mode="json")
         return JSONResponse(document, 201, {"Location": f"/v1/jobs/{made.id}"})
 
     @routes.get("")
     async def jobs(key: Reader, after: After = None, limit: Limit = 20) -> rest.Page[rest.Job]:
         """The tenant's jobs, newest first."""
         page = await registry.listed(key.tenant, after, limit)
-        return rest.Page(data=[job_document(job) for job in page.data], has_more=page.has_more)
+        return rest.Page(data=await job_documents(service, page.data), has_more=page.has_more)
 
     @routes.get("/{job}")
     async def one(job: str, key: Reader) -> rest.Job:
-        return job_document(await registry.get(key.tenant, job))
+        return await job_document(service, await registry.get(key.tenant, job))
 
     @routes.post("/{job}/cancel")
     async def cancel(job: str, key: Submitter) -> rest.Job:
         """End a job at once. What its committed steps have left stays."""
-        return job_document(await registry.move(key.tenant, job, "cancelled", "by its owner"))
+        return await answer(await registry.move(key.tenant, job, "cancelled", "by its owner"))
+
+    @routes.post("/{job}/pause")
+    async def pause(job: str, key: Submitter) -> rest.Job:
+        """Stop a job after its open step; it holds no instances then."""
+        return await answer(await registry.pause(key.tenant, job, "by its owner"))
+
+    @routes.post("/{job}/resume")
+    async def resume(job: str, key: Submitter, change: rest.JobChange | None = None) -> rest.Job:
+        """Let a paused job go on, with another budget if the body says so."""
+        budget = None if change is None else change.budget
+        return await answer(await registry.resume(key.tenant, job, partial(_changed, budget)))
+
+    async def answer(record: JobRecord) -> rest.Job:
+        service.changed()
+        return await job_document(service, record)
 
     return routes
+
+
+def _changed(budget: dict[str, Any] | None, spec: dict[str, Any]) -> dict[str, Any]:
+    """The job spec with parts of its budget replaced. Raises ``UserError``."""
+    if budget is None:
+        return spec
+    changed = spec | {"budget": spec.get("budget", {}) | budget}
+    try:
+        return _storable(JobSpec.model_validate(changed).model_dump(mode="json"))
+    except ValidationError as error:
+        raise user_error(error, JobSpec, "the job") from error
 
 
 async def read_job(request: Request, max_bytes: int) -> JobSpec:
@@ -61,9 +92,8 @@ async def read_job(request: Request, max_bytes: int) -> JobSpec:
         raise user_error(error, JobSpec, "the job") from error
 
 
-def _storable(spec: JobSpec) -> dict[str, Any]:
-    """The spec as JSON values. Raises ``UserError`` for numbers that would not survive."""
-    values = spec.model_dump(mode="json")
+def _storable(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON values as they are. Raises ``UserError`` for numbers that would not survive."""
     try:
         kept = msgspec.json.decode(msgspec.json.encode(values))
     except (msgspec.MsgspecError, OverflowError, ValueError):
