@@ -24,7 +24,7 @@ _SHORTEST = 4
 """A shorter secret is no secret, and a text without it might be unreadable."""
 _USERINFO = re.compile(r"(?<=://)[^/?#\s]+(?=@)")
 """``user:password`` of a URL, or ``user`` alone, where many services take a token."""
-_NAMES = {"metadata": True, "dataset": {"columns"}, "evaluation": {"dataset": {"columns"}}}
+_NAMES: Any = {"metadata": True, "dataset": {"columns"}, "evaluation": {"dataset": {"columns"}}}
 """Mappings by names of the user's own, as pydantic excludes them: nothing in them is used as a
 URL, and a name may have dots in it."""
 

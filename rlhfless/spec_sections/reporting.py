@@ -40,6 +40,8 @@ class IntegrationSpec(Section):
     def _usable(self) -> Self:
         if self.type == "tensorboard" and (self.url is not None or self.api_key is not None):
             raise ValueError("tensorboard writes files: it takes no url and no api_key")
+        if self.url is not None and "write_token=" in self.url:
+            raise ValueError("give the write token as api_key: a url is shown to whoever may look")
         return self
 
 

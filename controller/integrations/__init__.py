@@ -1,0 +1,1 @@
+"""Experiment trackers and webhooks: how a job goes, told to what its owner already watches."""
