@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import msgspec
@@ -128,12 +128,10 @@ class Events:
         by_stream = {_stream(job).encode(): job for job in cursors}
         return {by_stream[stream]: _events(entries) for stream, entries in found or ()}
 
-    async def follow(self, job: str, after: str = START) -> AsyncGenerator[JobEvent, None]:
-        """Every event after a cursor, for ever: those that are there, then each as it comes."""
-        while True:
-            for event in (await self.wait({job: after})).get(job, ()):
-                after = event.id
-                yield event
+    async def last(self, job: str) -> str:
+        """The cursor after everything there is."""
+        found = await answer(self._redis.xrevrange(_stream(job), count=1))
+        return found[0][0].decode() if found else START
 
 
 def _stream(job: str) -> str:

@@ -18,6 +18,7 @@ from controller.journal import StepRecord
 from controller.redis_server import open_redis
 from controller.service.app import create_app
 from controller.service.events import Events, JobEvent
+from controller.service.fanout import Fanout
 from controller.service.keys import ApiKeys
 from controller.service.lease import Lease, Leases
 from controller.service.registry import Registry
@@ -87,9 +88,10 @@ def test_a_follower_is_woken_by_each_event(tmp_path: Path) -> None:
         seen: asyncio.Queue[int] = asyncio.Queue()
 
         async def follow() -> None:
-            async with contextlib.aclosing(events.follow("job")) as stream:
+            async with contextlib.aclosing(Fanout(events).follow("job")) as stream:
                 async for came in stream:
-                    seen.put_nowait(came.data["step"])
+                    for one in came:
+                        seen.put_nowait(one.data["step"])
 
         following = asyncio.create_task(follow())
         for number in range(5):

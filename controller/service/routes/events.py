@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from typing import Annotated
 
@@ -10,6 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from controller.service.documents import event_document
 from controller.service.events import check_cursor
+from controller.service.keys import ApiKey
 from controller.service.routes.common import After, Limit, Reader
 from controller.service.service import Service
 from controller.service.states import FINAL
@@ -18,6 +21,8 @@ from rlhfless.errors import CapacityError, TransientError
 
 RETRY_MS = 1000
 """When a reader of a broken event stream asks again."""
+CHECK_KEY_S = 5.0
+"""A revoked key's stream goes on for so long at most."""
 
 
 def router(service: Service) -> APIRouter:
@@ -36,7 +41,7 @@ def router(service: Service) -> APIRouter:
         await service.registry.get(key.tenant, job)
         cursor = check_cursor(last_event_id or after)
         if "text/event-stream" in accept:
-            stream = _stream(service, key.tenant, job, cursor)
+            stream = _stream(service, key, job, cursor)
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
             return StreamingResponse(stream, 200, headers, media_type="text/event-stream")
         page = await service.events.read(job, cursor, limit)
@@ -46,28 +51,29 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-async def _stream(
-    service: Service, tenant: str, job: str, cursor: str
-) -> AsyncGenerator[str, None]:
-    """Server-Sent Events, ending with the one that ends the job; a comment when there is nothing
-    to say, so that nobody on the way takes the stream for dead."""
-    events, registry = service.events, service.registry
+async def _stream(service: Service, key: ApiKey, job: str, cursor: str) -> AsyncGenerator[str]:
+    """Server-Sent Events, ending with the one that ends the job, or soon after the key was revoked;
+    a comment when there is nothing to say, so that nobody on the way takes the stream for dead."""
+    loop = asyncio.get_running_loop()
     yield f"retry: {RETRY_MS}\n\n"
+    checked_s = loop.time()
+    ended = (await service.registry.get(key.tenant, job)).state in FINAL
     try:
-        while True:
-            # The order matters: what was said before the job had ended is in what is read after.
-            ended = (await registry.get(tenant, job)).state in FINAL
-            if ended:
-                found = (await events.read(job, cursor)).data
-            else:
-                found = (await events.wait({job: cursor})).get(job, [])
-            for event in found:
-                cursor = event.id
-                data = event_document(event).model_dump_json()
-                yield f"id: {event.id}\nevent: {event.type}\ndata: {data}\n\n"
-            if ended and not found:
-                return
-            if not found:
-                yield ": still here\n\n"
+        with service.metrics.event_stream():
+            async with contextlib.aclosing(service.fanout.follow(job, cursor)) as following:
+                async for events in following:
+                    for event in events:
+                        data = event_document(event).model_dump_json()
+                        yield f"id: {event.id}\nevent: {event.type}\ndata: {data}\n\n"
+                        if event.type == "state" and event.data.get("state") in FINAL:
+                            return
+                    if not events:
+                        if ended:  # and what ended it was read before
+                            return
+                        yield ": still here\n\n"
+                    if loop.time() - checked_s > CHECK_KEY_S:
+                        checked_s = loop.time()
+                        if not await service.keys.still_valid(key.id):
+                            return
     except (TransientError, CapacityError):
         return  # the reader comes back, and goes on after the last event it has

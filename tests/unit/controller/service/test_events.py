@@ -1,5 +1,4 @@
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 
 import fakeredis
@@ -101,27 +100,6 @@ def test_waiting_gives_what_is_there_for_each_job() -> None:
         assert {job: numbers(came) for job, came in found.items()} == {"a": [1, 2], "b": [7]}
         assert await events.wait({"c": START}, 0.01) == {}
         assert await events.wait({}) == {}
-
-    with_events(test)
-
-
-def test_a_follower_sees_old_and_new_events_once_each() -> None:
-    async def test(events: Events, redis: fakeredis.FakeAsyncRedis) -> None:
-        await events.append("job", event(0))
-        seen = []
-
-        async def follow() -> None:
-            async with contextlib.aclosing(events.follow("job")) as stream:
-                async for came in stream:
-                    seen.append(came)
-                    if came.data["step"] == 4:
-                        return
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(follow())
-            for number in range(1, 5):
-                await events.append("job", event(number))
-        assert numbers(seen) == [0, 1, 2, 3, 4]
 
     with_events(test)
 
