@@ -79,7 +79,9 @@ def test_the_reader_ends_with_the_last_follower() -> None:
     async def test(fanout: Fanout, events: Events) -> None:
         await events.append("a", event(0))
         assert await collect(fanout, "a", 0) == [0]
-        await asyncio.sleep(0)
-        assert not [task for task in asyncio.all_tasks() if task.get_name() == "fanout"]
+        readers = [task for task in asyncio.all_tasks() if task.get_name() == "fanout"]
+        if readers:
+            await asyncio.wait(readers, timeout=10)
+        assert all(reader.cancelled() for reader in readers)
 
     with_fanout(test)
