@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from rlhfless.cli.display import Display, print_summary
+from rlhfless.cli.display import PHASES, Display
 from rlhfless.cli.errors import INTERRUPTED
 from rlhfless.cli.loop import run_interruptible
 from rlhfless.cli.metrics_server import MetricsServer
+from rlhfless.cli.summary import print_summary
 from rlhfless.errors import RlhflessError, UserError, first_error
 from rlhfless.spec import JobSpec
 from rlhfless.spec_secrets import redacted, require_secrets, secret_texts
@@ -73,11 +74,14 @@ def _run_in(folder: RunFolder, spec: JobSpec, again: str, metrics: MetricsServer
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     say(f"run folder: {os.path.relpath(folder.path)}")
-    display = Display(console, spec)
+    display = Display(console, spec.training.steps)
+    began = False  # whether anything was generated that a resumed run would go on from
     known = Known()
 
     def observe(event: Event) -> None:
-        display.observe(event)
+        nonlocal began
+        began = began or event.kind in ("evaluated", "rollout")
+        _show(event, display)
         if metrics is not None:
             metrics.observe(event)
 
@@ -94,7 +98,7 @@ def _run_in(folder: RunFolder, spec: JobSpec, again: str, metrics: MetricsServer
         problem = error.to_problem() if isinstance(error, RlhflessError) else {"detail": str(error)}
         with suppress(RlhflessError):  # a full disk may be what ended it
             write_failure(folder, "failed", problem, known)
-        if isinstance(error, UserError) and folder.fresh and not display.began:
+        if isinstance(error, UserError) and folder.fresh and not began:
             folder.give_up()
         else:
             say(f"what was done is kept; continue with: {again}")
@@ -104,3 +108,20 @@ def _run_in(folder: RunFolder, spec: JobSpec, again: str, metrics: MetricsServer
         say(f"paused: {outcome.reason}\ncontinue with: {again}")
         return PAUSED
     return 0
+
+
+def _show(event: Event, display: Display) -> None:
+    data = event.data
+    match event.kind:
+        case "plan":
+            display.total_steps = data["total_steps"]
+        case "step" | "restored":
+            display.step(data["metrics"], restored=event.kind == "restored")
+        case "evaluated":
+            display.evaluated(data["step"], data["evaluation"].accuracy)
+        case "notice":
+            display.say(event.message)
+        case "rollout":
+            display.stepping()
+    if event.kind in PHASES:
+        display.phase = PHASES[event.kind]
