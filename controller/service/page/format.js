@@ -27,8 +27,14 @@ export function duration(seconds) {
 export function usd(value) {
   if (value === null || value === undefined) return UNKNOWN;
   if (value === 0) return "$0";
-  if (value < 0.01) return `$${number(value)}`;
-  return `$${value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`;
+  if (value < 0.001) return `$${number(value)}`;
+  const digits = { minimumFractionDigits: 2, maximumFractionDigits: value < 1 ? 3 : 2 };
+  return `$${value.toLocaleString("en", digits)}`;
+}
+
+/** "1 sample", "2 samples". */
+export function many(count, name) {
+  return `${whole(count)} ${name}${count === 1 ? "" : "s"}`;
 }
 
 export function bytes(value) {

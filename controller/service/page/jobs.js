@@ -132,6 +132,6 @@ function jobRow(job) {
 
 /** Money where prices are known, else what was held. */
 function costOf(spent) {
-  if (spent.usd !== null) return usd(spent.usd);
-  return spent.held_s ? `${duration(spent.held_s)} held` : "–";
+  if (!spent.held_s) return "–";
+  return spent.usd === null ? `${duration(spent.held_s)} held` : usd(spent.usd);
 }

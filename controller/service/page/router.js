@@ -12,11 +12,13 @@ export function startRouter(main, views, fallback) {
 
   async function show() {
     const parts = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decode);
-    const name = parts[0] in views ? parts[0] : fallback();
-    const rest = parts[0] in views ? parts.slice(1) : [];
+    const known = Object.hasOwn(views, parts[0] ?? "");
+    const name = known ? parts[0] : fallback();
+    const rest = known ? parts.slice(1) : [];
     mark(name);
     if (open?.name === name && open.view.moved?.(rest)) return;
     leaving?.abort();
+    open = null;
     const left = (leaving = new AbortController());
     fill(main, h("p", { class: "loading", role: "status" }, "Loading …"));
     try {
@@ -26,10 +28,9 @@ export function startRouter(main, views, fallback) {
       document.title = `${view.title} · rlhfless`;
     } catch (error) {
       if (left.signal.aborted) return;
-      open = null;
       fill(main, problemBox(error), h("p", {}, h("a", { href: "#/jobs" }, "All jobs")));
     }
-    (main.querySelector("[autofocus]") ?? main).focus({ preventScroll: true });
+    (main.querySelector("[data-first]") ?? main).focus({ preventScroll: true });
   }
 
   window.addEventListener("hashchange", show);

@@ -11,7 +11,7 @@ export function signInView(main) {
     id: "key",
     type: "password",
     required: true,
-    autofocus: true,
+    "data-first": true,
     autocomplete: "off",
     spellcheck: "false",
     placeholder: "rlk_…",

@@ -64,7 +64,7 @@ export function gantt({ title, spans, window }) {
     drawn = { rows, toX };
     const floor = rows.length ? rows.at(-1).y + rows.at(-1).height + 4 : 60;
     const summary = rows.length
-      ? `${rows.length} ${rows.length === 1 ? "lane" : "lanes"} of instances over ${duration(end - begin)}`
+      ? `${rows.length} at once at most, over ${duration(end - begin)}`
       : "no instance was held yet";
     return {
       height: floor + EDGE.bottom,

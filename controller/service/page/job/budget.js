@@ -7,11 +7,12 @@ export function budgetCard(model) {
   const big = h("p", { class: "big" });
   const small = h("p", { class: "soft small" });
   const bars = h("div");
-  const element = h("section", { class: "card" }, h("h2", {}, "Cost so far"), big, small, bars);
+  const element = h("section", { class: "card wide" }, h("h2", {}, "Cost so far"), big, small, bars);
   return { element, show };
 
   function show() {
-    const { progress, forecast, spec } = model.job;
+    const { progress, spec } = model.job;
+    const forecast = model.ended ? null : model.job.forecast;
     const { spent } = progress;
     const priced = spent.usd !== null;
     say(big, priced ? usd(spent.usd) : duration(spent.held_s));

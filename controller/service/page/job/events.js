@@ -37,7 +37,6 @@ function entry(event) {
     { class: event.level },
     h("time", { datetime: new Date(event.created_at * 1000).toISOString() }, clock(event.created_at)),
     h("span", { class: "type" }, event.type),
-    event.level !== "info" && h("strong", {}, `${event.level}: `),
-    h("span", { class: "message" }, event.message),
+    h("span", { class: "message" }, event.level !== "info" && h("strong", {}, `${event.level}: `), event.message),
   );
 }

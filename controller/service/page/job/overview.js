@@ -27,7 +27,7 @@ export function overviewTab(place, model, signal) {
   function showStates() {
     const entered = Object.entries(model.job.states).sort(([, a], [, b]) => a.at - b.at);
     const rows = entered.map(([state, { at, reason }]) => [statePill(state), clock(at), reason ?? ""]);
-    fill(states, table("When it last entered each state, and why", ["State", "Since", ["Reason", "words"]], rows));
+    fill(states, table("When it last entered each state, and why", ["State", ["Since", "moment"], ["Reason", "words"]], rows));
   }
 }
 

@@ -56,7 +56,7 @@ export async function jobView(main, [id, ...parts], signal) {
   };
 
   function open([name, ...rest]) {
-    const shown = name in TABS ? name : "overview";
+    const shown = Object.hasOwn(TABS, name ?? "") ? name : "overview";
     leaving?.abort();
     leaving = new AbortController();
     for (const link of links) {

@@ -2,7 +2,7 @@
 
 import { pages } from "../api.js";
 import { fill, h } from "../dom.js";
-import { duration, number } from "../format.js";
+import { duration, many } from "../format.js";
 import { emptyBox, loading, problemBox } from "../notices.js";
 import { table } from "../table.js";
 import { coalesced } from "../wait.js";
@@ -49,7 +49,7 @@ function entry({ step, plan }) {
       "summary",
       {},
       h("strong", {}, `Step ${step}`),
-      ` ${plan.actors} ${plan.actors === 1 ? "actor" : "actors"}, ${plan.strategy}`,
+      ` ${many(plan.actors, "actor")}, ${plan.strategy}`,
       plan.outcome && h("span", { class: "soft" }, ` · rollout ${duration(plan.outcome.seconds)}`),
     ),
     h("p", {}, plan.reason),
@@ -94,5 +94,5 @@ function alternatives(plan) {
 
 function outcome({ seconds, predicted_s, moved, released }) {
   const predicted = predicted_s == null ? "" : `, ${duration(predicted_s)} predicted`;
-  return `rollout ${duration(seconds)}${predicted}; ${number(moved)} samples moved, ${number(released)} instances let go early.`;
+  return `rollout ${duration(seconds)}${predicted}; ${many(moved, "sample")} moved, ${many(released, "instance")} let go early.`;
 }

@@ -1,7 +1,7 @@
 // One sample: prompt, response, rewards, and how likely each token was.
 
 import { h } from "../dom.js";
-import { number, percent } from "../format.js";
+import { many, number, percent } from "../format.js";
 import { table } from "../table.js";
 
 const COLDEST = -5; // log-prob at which the colour is full
@@ -10,7 +10,7 @@ const UNLIKELIEST = 5; // tokens told in words
 export function sampleCard(sample) {
   const parts = Object.entries(sample.rewards);
   const facts = [
-    `${sample.num_tokens} tokens`,
+    many(sample.num_tokens, "token"),
     `ended by ${sample.finish_reason}`,
     `weights v${sample.version}`,
   ];

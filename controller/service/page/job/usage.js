@@ -20,7 +20,7 @@ export function usageTab(place, model, signal) {
   const failed = (error) => fill(refused, problemBox(error));
   const load = coalesced(loadTotal, SOON_MS, signal, failed);
   fill(place, refused, total, steps, more);
-  model.addEventListener("job", load, { signal });
+  for (const news of ["job", "metrics"]) model.addEventListener(news, load, { signal });
   load();
   add();
 
@@ -32,8 +32,7 @@ export function usageTab(place, model, signal) {
       table("Instance time by function", ["Function", ...COLUMNS], [...rows, ["all", ...cells(usage.total)]], { css: "totalled" }),
       h("p", { class: "soft" }, `Over ${duration(usage.wall_s)} in which the job ran.`),
     );
-    more.hidden ||= usage.data.length === 0;
-    if (!shown.length && usage.data.length) more.hidden = false;
+    more.hidden = shown.length >= model.metrics.length;
   }
 
   async function add() {
@@ -41,7 +40,7 @@ export function usageTab(place, model, signal) {
     const page = await attempt(refused, () => get(`${model.path}/usage`, query, signal));
     if (!page) return;
     shown.push(...page.data);
-    more.hidden = !page.has_more && model.ended;
+    more.hidden = shown.length >= model.metrics.length;
     if (!shown.length) return;
     const rows = shown.flatMap(({ step, functions }) =>
       Object.entries(functions).map(([name, spent]) => [`${step} ${name}`, ...cells(spent)]),

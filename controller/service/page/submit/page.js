@@ -50,13 +50,13 @@ export function submitView(main, _, signal) {
   function changed() {
     key = newIdempotencyKey();
     keepDraft(text.value);
+    fill(estimate); // it was of another job
     files.update();
   }
 
   function write(job) {
     text.value = job;
     fill(refused);
-    fill(estimate);
     changed();
   }
 
