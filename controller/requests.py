@@ -11,6 +11,7 @@ import msgspec
 from controller.collector import FinishedSample
 from controller.garbage import is_checkpoint
 from controller.job import Prompt, Surroundings
+from rlhfless.checkpoints import checkpoint_prefix
 from rlhfless.messages import (
     Algorithm,
     BatchRef,
@@ -269,6 +270,20 @@ def export_request(job: Surroundings, step: int, version: int, folder: str) -> E
         model=model_ref(job, version),
         folder=folder,
         chat_template=job.spec.model.chat_template,
+    )
+
+
+def checkpoint_request(
+    job: Surroundings, step: int, version: int, metrics: Mapping[str, float], *, final: bool
+) -> ExportRequest:
+    """Into the object store, after ``step`` steps, whose last had ``metrics``."""
+    return ExportRequest(
+        call=call_info(job, step, "training", f"checkpoint-{version}"),
+        model=model_ref(job, version),
+        chat_template=job.spec.model.chat_template,
+        store_prefix=checkpoint_prefix(job.id, step),
+        metrics=dict(metrics),
+        final=final,
     )
 
 

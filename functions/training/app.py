@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import torch
+
 from functions.context import CallContext, Function, FunctionConfig, Handler
 from functions.modeling import device_for
 from functions.training.export import export
@@ -13,8 +15,7 @@ from rlhfless.messages import ExportRequest, Frame, GradientsRequest, Request, T
 
 class TrainingFunction:
     def __init__(self, config: FunctionConfig) -> None:
-        self._device = device_for(config.accelerator)
-        self._trainer = Trainer(self._device)
+        self._trainer = Trainer(device_for(config.accelerator))
         self.handlers: Mapping[type[Request], Handler] = {
             GradientsRequest: self._trainer.gradients,
             TrainRequest: self._trainer.train,
@@ -25,7 +26,8 @@ class TrainingFunction:
         self._trainer.close()
 
     def _export(self, request: ExportRequest, context: CallContext) -> Iterator[Frame]:
-        yield export(request, context.store, self._device)
+        # Not where the trainer keeps its model: there may be no room for a second one.
+        yield export(request, context.store, torch.device("cpu"))
 
 
 def create(config: FunctionConfig) -> Function:

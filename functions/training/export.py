@@ -1,19 +1,30 @@
 """A version as a folder that ``transformers`` loads: weights, configuration, tokenizer.
 
-Written beside its place and renamed, so a folder of that name is always whole.
+Written beside its place and renamed, so a folder of that name is always whole. Or into the object
+store, as a checkpoint (``rlhfless.checkpoints``).
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import tempfile
+import time
 import uuid
+from collections.abc import Callable
 
 import torch
 
 from functions.modeling import VersionedModel, load_base
 from functions.weights.lora import load_adapter
 from functions.weights.tensors import pull
+from rlhfless.checkpoints import (
+    Checkpoint,
+    CheckpointFile,
+    commit_checkpoint,
+    read_checkpoint,
+)
 from rlhfless.errors import ConflictError, UserError
 from rlhfless.messages import ExportDone, ExportRequest, ModelRef
 from rlhfless.objects import ObjectStore
@@ -25,40 +36,89 @@ _TOKENIZER_PARTS = (
 )  # fmt: skip
 
 
-def export(request: ExportRequest, store: ObjectStore, device: torch.device) -> ExportDone:
-    """Write ``request.model`` to ``request.folder``, which must not exist or be an earlier export.
+def export(
+    request: ExportRequest,
+    store: ObjectStore,
+    device: torch.device,
+    now: Callable[[], float] = time.time,
+) -> ExportDone:
+    """Write ``request.model`` where the request says: into the store below its prefix, or into its
+    folder, which must not exist or be an earlier export.
 
     Raises ``ConflictError`` if the folder holds something else, ``TransientError`` if the version
     cannot be read.
     """
-    ref, folder = request.model, os.path.abspath(request.folder)
+    if request.store_prefix is not None:
+        return _to_store(request, request.store_prefix, store, device, now)
+    folder = os.path.abspath(request.folder)
     if os.path.exists(folder) and not _replaceable(folder):
         raise ConflictError(f"{folder} exists and is no exported model", param="folder")
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     temporary = f"{folder}.tmp-{uuid.uuid4().hex[:8]}"
     try:
-        versioned = VersionedModel(device)
-        versioned.ensure(ref, store)
-        versioned.model.save_pretrained(temporary)
-        versioned.close()
-        _copy_tokenizer(ref.path, temporary)
-        if request.chat_template is not None:
-            template = os.path.join(temporary, "chat_template.jinja")
-            with open(template, "w", encoding="utf-8") as file:
-                file.write(request.chat_template)
-        if ref.version > 0:
-            _write_adapter(ref, store, os.path.join(temporary, ADAPTER_FOLDER))
+        _write(request, temporary, store, device)
         if os.path.exists(folder):
             shutil.rmtree(folder)
         os.rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    files = [
+    return ExportDone(folder=request.folder, files=_files(folder))
+
+
+def _to_store(
+    request: ExportRequest,
+    prefix: str,
+    store: ObjectStore,
+    device: torch.device,
+    now: Callable[[], float],
+) -> ExportDone:
+    """Two that do so at once write the same files, and the first one's manifest counts."""
+    if (made := read_checkpoint(store, prefix)) is None:
+        with tempfile.TemporaryDirectory(prefix="rlhfless-export-") as folder:
+            _write(request, folder, store, device)
+            files = [_upload(store, prefix, folder, name) for name in _files(folder)]
+        made = Checkpoint(
+            step=request.call.step,
+            version=request.model.version,
+            created_at=now(),
+            metrics=request.metrics,
+            final=request.final,
+            files=files,
+        )
+        commit_checkpoint(store, prefix, made)
+    return ExportDone(folder=prefix, files=[file.name for file in made.files])
+
+
+def _upload(store: ObjectStore, prefix: str, folder: str, name: str) -> CheckpointFile:
+    path = os.path.join(folder, name)
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    store.put_file(f"{prefix}/{name}", path, durable=True)
+    return CheckpointFile(name=name, size=os.path.getsize(path), sha256=digest)
+
+
+def _write(request: ExportRequest, folder: str, store: ObjectStore, device: torch.device) -> None:
+    ref = request.model
+    versioned = VersionedModel(device)
+    versioned.ensure(ref, store)
+    versioned.model.save_pretrained(folder)
+    versioned.close()
+    _copy_tokenizer(ref.path, folder)
+    if request.chat_template is not None:
+        template = os.path.join(folder, "chat_template.jinja")
+        with open(template, "w", encoding="utf-8") as file:
+            file.write(request.chat_template)
+    if ref.version > 0:
+        _write_adapter(ref, store, os.path.join(folder, ADAPTER_FOLDER))
+
+
+def _files(folder: str) -> list[str]:
+    """Names of all files below a folder."""
+    return sorted(
         os.path.relpath(os.path.join(parent, name), folder)
         for parent, _, names in os.walk(folder)
         for name in names
-    ]
-    return ExportDone(folder=request.folder, files=sorted(files))
+    )
 
 
 def _replaceable(folder: str) -> bool:

@@ -142,14 +142,24 @@ class GradientsDone(Frame, frozen=True, kw_only=True):
 
 class ExportRequest(Struct, frozen=True, kw_only=True):
     """Write ``model`` as a folder that ``transformers`` loads. LoRA is merged; the adapter lies in
-    ``adapter/`` beside it. ``chat_template`` replaces the tokenizer's own."""
+    ``adapter/`` beside it. ``chat_template`` replaces the tokenizer's own.
+
+    With ``store_prefix`` (then ``folder`` is empty) the folder becomes a checkpoint in the object
+    store, below that prefix (``rlhfless.checkpoints``), with what its manifest is to say: the
+    step is the call's, ``metrics`` and ``final``. A checkpoint that is there already stays.
+    """
 
     call: CallInfo
     model: ModelRef
-    folder: str
+    folder: str = ""
     chat_template: str | None = None
+    store_prefix: str | None = None
+    metrics: dict[str, float] = {}
+    final: bool = False
 
 
 class ExportDone(Frame, frozen=True, kw_only=True):
+    """``folder`` or prefix, and what lies there, relative to it."""
+
     folder: str
     files: list[str]

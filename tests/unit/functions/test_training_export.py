@@ -12,8 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from functions.context import FunctionConfig
 from functions.training.app import create
 from functions.training.trainer import Trainer
-from rlhfless.errors import ConflictError, TransientError
+from rlhfless.checkpoints import checkpoint_prefix, read_checkpoint
+from rlhfless.errors import CapacityError, ConflictError, TransientError
 from rlhfless.messages import CallInfo, ExportDone, ExportRequest, Optimization, TrainRequest
+from rlhfless.objects import ObjectStore, sha256
 from tests.support.training import LORA, SETTINGS, Job, new_trainer
 
 TOKENS = torch.arange(4, 40)[None]
@@ -137,3 +139,74 @@ def test_the_function_trains(tmp_path: Path, tiny_model_dir: Path) -> None:
     *_, done = function.handlers[TrainRequest](job.request(0), job.context())
     assert getattr(done, "version", None) == 1
     function.close()
+
+
+def to_store(job: Job, version: int, *, final: bool = False) -> ExportDone:
+    function = create(FunctionConfig())
+    call = CallInfo(id=f"c{version}", job=job.name, step=7, deadline_s=60, store=job.store.url)
+    request = ExportRequest(
+        call=call,
+        model=job.ref(version),
+        store_prefix=checkpoint_prefix(job.name, 7),
+        metrics={"reward/mean": 0.5},
+        final=final,
+    )
+    (done,) = function.handlers[ExportRequest](request, job.context())
+    assert isinstance(done, ExportDone)
+    function.close()
+    return done
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, LORA], ids=["full", "lora"])
+def test_a_checkpoint_in_the_store_is_the_trained_model(
+    settings: Optimization, tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    job = Job(tmp_path / "store", tiny_model_dir, settings=settings)
+    trainer = new_trainer()
+    job.train(trainer, job.request(0))
+    prefix = checkpoint_prefix(job.name, 7)
+    done = to_store(job, 1)
+    assert done.folder == prefix
+    manifest = read_checkpoint(job.store, prefix)
+    assert manifest is not None
+    assert (manifest.step, manifest.version, manifest.final) == (7, 1, False)
+    assert manifest.metrics == {"reward/mean": 0.5}
+    assert manifest.created_at > 1e9
+    names = [file.name for file in manifest.files]
+    assert names == done.files
+    assert set(job.store.list(prefix)) == {f"{prefix}/{n}" for n in [*names, "manifest.json"]}
+    assert ("adapter/adapter_config.json" in names) == (settings is LORA)
+    for file in manifest.files:
+        data = job.store.get(f"{prefix}/{file.name}")
+        assert (file.size, file.sha256) == (len(data), sha256(data))
+    loaded = AutoModelForCausalLM.from_pretrained(job.store.path(prefix))
+    torch.testing.assert_close(logits(loaded), logits(trained(trainer)), rtol=1e-4, atol=1e-4)
+    assert AutoTokenizer.from_pretrained(job.store.path(prefix))("a1").input_ids
+
+    # A repeat is harmless and changes nothing.
+    assert to_store(job, 1) == done
+    assert read_checkpoint(job.store, prefix) == manifest
+
+
+def test_a_checkpoint_is_there_whole_or_not(
+    tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path / "store", tiny_model_dir)
+    prefix = checkpoint_prefix(job.name, 7)
+    put_file = type(job.store).put_file
+
+    def fails(store: ObjectStore, name: str, path: str, *, durable: bool = False) -> None:
+        if name.endswith("tokenizer.json"):
+            raise CapacityError("the disk is full")
+        put_file(store, name, path, durable=durable)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "put_file", fails)
+        with pytest.raises(CapacityError):
+            to_store(job, 0)
+    assert job.store.list(prefix)
+    assert read_checkpoint(job.store, prefix) is None
+    to_store(job, 0, final=True)
+    manifest = read_checkpoint(job.store, prefix)
+    assert manifest is not None
+    assert manifest.final
