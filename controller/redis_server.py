@@ -17,11 +17,13 @@ import asyncio
 import contextlib
 import fcntl
 import importlib.metadata
+import logging
 import os
 import shutil
 import subprocess
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
@@ -43,15 +45,19 @@ START_TIMEOUT_S = 60.0
 """Loading a large append-only file takes time."""
 STOP_TIMEOUT_S = 10.0
 LOCK_TIMEOUT_S = 5.0
+RESTART_PAUSE_S = 1.0
 _AOF = "appendonly.aof"
 _LOG = "redis.log"
+_log = logging.getLogger(__name__)
 _SOCKET = "socket"
 
 
 @contextlib.asynccontextmanager
-async def open_redis(folder: str, url: str | None = None) -> AsyncGenerator[Redis, None]:
+async def open_redis(
+    folder: str, url: str | None = None, *, restart: bool = False
+) -> AsyncGenerator[Redis, None]:
     """A connected client (bytes in, bytes out) of the Redis at ``url``, or else of a server of our
-    own that keeps its data in ``folder``.
+    own that keeps its data in ``folder``; with ``restart``, of another one if that should end.
 
     Raises ``UserError`` for a URL that cannot be used or data that cannot be read,
     ``ConflictError`` if another run uses the folder, ``CapacityError`` if the Redis cannot be
@@ -61,7 +67,7 @@ async def open_redis(folder: str, url: str | None = None) -> AsyncGenerator[Redi
         async with _given(url) as client:
             yield client
         return
-    async with _served(folder) as path:
+    async with _served(folder, restart=restart) as path:
         client = Redis(unix_socket_path=path, decode_responses=False)
         try:
             yield client
@@ -132,7 +138,7 @@ async def _given(url: str) -> AsyncIterator[Redis]:
 
 
 @contextlib.asynccontextmanager
-async def _served(folder: str) -> AsyncIterator[str]:
+async def _served(folder: str, *, restart: bool = False) -> AsyncIterator[str]:
     """Runs a server; yields the path of its socket."""
     lock = await _lock(folder)
     try:
@@ -141,19 +147,50 @@ async def _served(folder: str) -> AsyncIterator[str]:
         os.close(lock)
         raise
     try:
-        server = await _start(folder, home, lock)
+        running = _Running(folder, home, lock, await _start(folder, home, lock))
         try:
-            await _until_ready(folder, home, server)
+            await _until_ready(folder, home, running.server)
             _publish(folder, home.file("redis.sock"))
-            yield home.file("redis.sock")
+            async with running.watched() if restart else contextlib.nullcontext():
+                yield home.file("redis.sock")
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(folder, _SOCKET))
-            await _stop(server)
-            home.forget(server.pid)
+            await _stop(running.server)
+            home.forget(running.server.pid)
     finally:
         os.close(lock)
         home.close()
+
+
+@dataclass
+class _Running:
+    folder: str
+    home: Home
+    lock: int
+    server: asyncio.subprocess.Process
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """While the block runs, a server that ends is followed by another."""
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(self._restart(), name="watch-redis")
+            try:
+                yield
+            finally:
+                watching.cancel()
+
+    async def _restart(self) -> None:
+        while True:
+            status = await self.server.wait()
+            _log.warning("redis-server ended with status %s; it is started again", status)
+            self.home.forget(self.server.pid)
+            try:
+                self.server = await _start(self.folder, self.home, self.lock)
+                await _until_ready(self.folder, self.home, self.server)
+            except RlhflessError as error:  # a full disk, say: there may be room later
+                _log.warning("%s", error.detail)
+                await asyncio.sleep(RESTART_PAUSE_S)
 
 
 async def _lock(folder: str) -> int:

@@ -1,8 +1,8 @@
 """``rlhfless``: the command line.
 
 Exit codes: 0 done; 1 unexpected; 2 the job or the command is wrong; 3 no capacity (disk, memory,
-instances); 4 something went away and did not come back; 5 retries used up or a defect; 6 paused by
-the budget; 130 interrupted.
+instances); 4 something went away and did not come back; 5 retries used up or a defect; 6 the job is
+paused; 7 the job was cancelled; 130 interrupted.
 
 Each command imports what it needs when it runs, so ``--help`` stays quick.
 """
@@ -14,20 +14,18 @@ from typing import Annotated
 import typer
 
 import rlhfless
+from rlhfless.cli import operator_commands, service_commands
+from rlhfless.cli.options import AsJson, JobFile, Overrides, Verbose
 
 app = typer.Typer(
     name="rlhfless",
-    help="RLHF as stateless functions: run a job, simulate it, try its rewards, look at its spec.",
+    help="RLHF as stateless functions: run a job here or at a service, simulate it, try its "
+    "rewards, look at its spec.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
-JobFile = Annotated[str, typer.Argument(help="The job file (YAML).", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a field; may be repeated."),
-]
 ClusterOption = Annotated[
     str | None,
     typer.Option(
@@ -40,8 +38,6 @@ WorkloadOption = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Prompts and response lengths; assumed where unknown."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Show stack traces of errors.")]
 
 
 def _version(value: bool) -> None:
@@ -262,6 +258,9 @@ def profile(
         write_profile(spec, out=out, rounds=rounds, instances=instances)
 
 
+service_commands.register(app)
+
+
 @app.command("spec-schema")
 def spec_schema() -> None:
     """Print the JSON schema of a job file (for editors)."""
@@ -270,6 +269,9 @@ def spec_schema() -> None:
     from rlhfless.spec import JobSpec
 
     typer.echo(json.dumps(JobSpec.model_json_schema(), indent=2))
+
+
+operator_commands.register(app)
 
 
 def main() -> None:

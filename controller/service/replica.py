@@ -1,0 +1,136 @@
+"""A replica of the service: the REST API and the driver, over one Redis and one object store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Generator
+from dataclasses import dataclass
+
+import uvicorn
+
+from controller.platforms.local_host import LocalHost
+from controller.redis_server import open_redis
+from controller.service.app import create_app
+from controller.service.driver import Driver
+from controller.service.service import Service
+from controller.service.settings import Settings
+from rlhfless.errors import UnauthenticatedError, UserError, of_os_error
+
+GRACE_S = 5
+"""Requests that are being answered when the replica is to end have so long."""
+KEEP_ALIVE_S = 30
+"""An idle connection is closed after so long."""
+ADMIN_KEY = "admin-key"
+FIRST_TENANT = "default"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """``admin_key``: of the first tenant, where this replica knows one."""
+
+    url: str
+    admin_key: str | None
+
+
+async def serve(
+    settings: Settings,
+    host: str,
+    port: int,
+    redis_url: str | None,
+    ready: Callable[[Serving], None],
+) -> None:
+    """Until it is cancelled. ``port`` 0: any that is free. ``ready`` is told where it serves."""
+    listening = _listen(host, port)
+    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    with contextlib.closing(listening):
+        async with (
+            open_redis(settings.file("redis"), redis_url, restart=True) as redis,
+            LocalHost(settings.file("logs", name)) as local,
+        ):
+            service = Service(redis, settings)
+            admin_key = await _first_key(service, own=redis_url is None)
+            driver = Driver(service, local, name)
+            async with asyncio.TaskGroup() as group:
+                driving = group.create_task(driver.run(), name="driver")
+                async with _answering(service, listening):
+                    ready(Serving(_url(listening), admin_key))
+                    try:
+                        await asyncio.wait({driving})
+                    finally:
+                        driving.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _answering(service: Service, listening: socket.socket) -> AsyncIterator[None]:
+    """The API is served while the block runs."""
+    config = uvicorn.Config(
+        create_app(service),
+        lifespan="off",
+        log_config=None,
+        access_log=False,  # the app's edge writes one
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    server = _Server(config)
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server.serve(sockets=[listening]), name="api")
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            await asyncio.wait({serving})
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """They are for the whole replica to deal with."""
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=2048)
+    except OSError as error:
+        told = of_os_error(f"cannot listen on {host}:{port}", error)
+        told.hint = "is another service running there? choose another with --port"
+        raise UserError(told.detail, hint=told.hint) from error
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://{host}:{port}"
+
+
+async def _first_key(service: Service, *, own: bool) -> str | None:
+    """The admin key of a service of one's own, made when it is started first and kept in its
+    folder. A service with a Redis of its operator's has keys by ``rlhfless keys``."""
+    if not own:
+        return None
+    path = service.settings.file(ADMIN_KEY)
+    with contextlib.suppress(FileNotFoundError, UnauthenticatedError):
+        kept = await asyncio.to_thread(_read, path)
+        await service.keys.authenticate(kept)
+        return kept
+    _, text = await service.keys.create(FIRST_TENANT, "first key", "admin")
+    await asyncio.to_thread(_write, path, text)
+    return text
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read().strip()
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        raise of_os_error(f"cannot write {path}", error) from error
