@@ -349,6 +349,9 @@ class Tenant(Document):
     instances: int
     function_seconds: float
     usd: float
+    """Of functions with a known price."""
+    unpriced_seconds: float = 0.0
+    """Function-seconds of the others."""
 
 
 class AuditEntry(Document):

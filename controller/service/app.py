@@ -12,16 +12,39 @@ from fastapi import FastAPI
 from controller.service.body_limit import BodyLimit
 from controller.service.edge import Edge
 from controller.service.http import answer_with_problems
-from controller.service.routes import events, files, health, jobs, page
+from controller.service.openapi import Api
+from controller.service.routes import (
+    audit,
+    docs,
+    events,
+    files,
+    health,
+    jobs,
+    keys,
+    metrics,
+    page,
+    tenant,
+)
 from controller.service.service import Service
 from rlhfless import __version__
 
-ROUTES = (health.router, jobs.router, events.router, files.router, page.router)
+ROUTES = (
+    health.router,
+    jobs.router,
+    events.router,
+    files.router,
+    page.router,
+    keys.router,
+    tenant.router,
+    audit.router,
+    metrics.router,
+    docs.router,
+)
 
 
 def create_app(service: Service) -> FastAPI:
     """The app of a replica."""
-    app = FastAPI(title="rlhfless", version=__version__)
+    app = Api(title="rlhfless", version=__version__, docs_url=None, redoc_url=None)
     app.state.keys, app.state.guard = service.keys, service.guard
     answer_with_problems(app)
     settings = service.settings
@@ -30,5 +53,4 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(Edge, audit=service.audit, metrics=service.metrics, limit=limit)
     for router in ROUTES:
         app.include_router(router(service))
-    jobs.describe_spec(app)
     return app

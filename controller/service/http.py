@@ -55,9 +55,12 @@ class Needs:
         return key
 
 
-async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The body, a JSON object or, by its content type, a YAML mapping of JSON values. Raises
-    ``TooLargeError`` before it has read more than ``max_bytes``, ``UserError`` for what is neither.
+async def read_object(
+    request: Request, max_bytes: int, *, optional: bool = False
+) -> dict[str, Any]:
+    """The body, a JSON object or, by its content type, a YAML mapping of JSON values; ``optional``:
+    no body is an empty one. Raises ``TooLargeError`` before it has read more than ``max_bytes``,
+    ``UserError`` for what is neither.
     """
     as_yaml = is_yaml(request.headers.get("content-type", ""))
     if as_yaml:
@@ -67,6 +70,8 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
         body += chunk
         if len(body) > max_bytes:
             raise TooLargeError(f"a request body may have {max_bytes} bytes")
+    if optional and not body:
+        return {}
     if as_yaml:
         given = await asyncio.to_thread(read_yaml, bytes(body))
     else:

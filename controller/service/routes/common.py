@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
-from fastapi import Depends, Header, Query
+from fastapi import Depends, Header, Query, Request
+from fastapi.responses import Response
 
 from controller.service.http import Needs
 from controller.service.keys import ApiKey
+from rlhfless import rest
 
 Reader = Annotated[ApiKey, Depends(Needs("read"))]
 Submitter = Annotated[ApiKey, Depends(Needs("submit"))]
@@ -18,3 +21,20 @@ IdempotencyKey = Annotated[
     str | None,
     Header(description="The same key again gives the first answer and changes nothing."),
 ]
+
+
+def asked(request: Request, body: bytes = b"") -> tuple[str, bytes]:
+    """What a request with the same idempotency key must ask for, too (``Service.once``)."""
+    return f"{request.method} {request.url.path}", body
+
+
+def answered(
+    document: rest.Document,
+    status: int = 200,
+    location: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """A document as an answer that can be kept for a repeat."""
+    where = {} if location is None else {"Location": location}
+    body = document.model_dump_json().encode()
+    return Response(body, status, {**where, **(headers or {})}, "application/json")

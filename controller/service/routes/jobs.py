@@ -6,14 +6,22 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 
 from controller.service.documents import job_document, job_documents, new_document
 from controller.service.http import read_object
 from controller.service.registry import JobRecord
-from controller.service.routes.common import After, IdempotencyKey, Limit, Reader, Submitter
+from controller.service.routes.common import (
+    After,
+    IdempotencyKey,
+    Limit,
+    Reader,
+    Submitter,
+    answered,
+    asked,
+)
 from controller.service.service import Service
 from rlhfless import rest
 from rlhfless.errors import UserError
@@ -49,25 +57,45 @@ def router(service: Service) -> APIRouter:
     async def one(job: str, key: Reader) -> rest.Job:
         return await job_document(service, await registry.get(key.tenant, job))
 
-    @routes.post("/{job}/cancel")
-    async def cancel(job: str, key: Submitter) -> rest.Job:
+    @routes.post("/{job}/cancel", response_model=rest.Job)
+    async def cancel(
+        request: Request, job: str, key: Submitter, idempotency_key: IdempotencyKey = None
+    ) -> Response:
         """End a job at once. What its committed steps have left stays."""
-        return await answer(await registry.move(key.tenant, job, "cancelled", "by its owner"))
 
-    @routes.post("/{job}/pause")
-    async def pause(job: str, key: Submitter) -> rest.Job:
+        async def work() -> Response:
+            return await answer(await registry.move(key.tenant, job, "cancelled", "by its owner"))
+
+        return await service.once(key.tenant, idempotency_key, asked(request), work)
+
+    @routes.post("/{job}/pause", response_model=rest.Job)
+    async def pause(
+        request: Request, job: str, key: Submitter, idempotency_key: IdempotencyKey = None
+    ) -> Response:
         """Stop a job after its open step; it holds no instances then."""
-        return await answer(await registry.pause(key.tenant, job, "by its owner"))
 
-    @routes.post("/{job}/resume")
-    async def resume(job: str, key: Submitter, change: rest.JobChange | None = None) -> rest.Job:
+        async def work() -> Response:
+            return await answer(await registry.pause(key.tenant, job, "by its owner"))
+
+        return await service.once(key.tenant, idempotency_key, asked(request), work)
+
+    @routes.post("/{job}/resume", response_model=rest.Job, openapi_extra=_CHANGE_BODY)
+    async def resume(
+        request: Request, job: str, key: Submitter, idempotency_key: IdempotencyKey = None
+    ) -> Response:
         """Let a paused job go on, with another budget if the body says so."""
-        budget = None if change is None else change.budget
-        return await answer(await registry.resume(key.tenant, job, partial(_changed, budget)))
+        change = await _read_change(request, service.settings.max_body_bytes)
 
-    async def answer(record: JobRecord) -> rest.Job:
+        async def work() -> Response:
+            changed = partial(_changed, change.budget)
+            return await answer(await registry.resume(key.tenant, job, changed))
+
+        what = asked(request, change.model_dump_json().encode())
+        return await service.once(key.tenant, idempotency_key, what, work)
+
+    async def answer(record: JobRecord) -> Response:
         service.changed()
-        return await job_document(service, record)
+        return answered(await job_document(service, record))
 
     return routes
 
@@ -92,6 +120,14 @@ async def read_job(request: Request, max_bytes: int) -> JobSpec:
         raise user_error(error, JobSpec, "the job") from error
 
 
+async def _read_change(request: Request, max_bytes: int) -> rest.JobChange:
+    body = await read_object(request, max_bytes, optional=True)
+    try:
+        return rest.JobChange.model_validate(body)
+    except ValidationError as error:
+        raise user_error(error, rest.JobChange, "the change") from error
+
+
 def _storable(values: dict[str, Any]) -> dict[str, Any]:
     """JSON values as they are. Raises ``UserError`` for numbers that would not survive."""
     try:
@@ -103,15 +139,9 @@ def _storable(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def describe_spec(app: FastAPI) -> None:
-    """Put the job spec's schema where the body of ``POST /v1/jobs`` says it is."""
-    job = JobSpec.model_json_schema(ref_template="#/components/schemas/{model}")
-    parts = job.pop("$defs")
-    document = app.openapi()  # made once; the app keeps it
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas |= parts | {"JobSpec": job}
-
-
+_CHANGE_BODY: dict[str, Any] = {
+    "requestBody": {"content": {"application/json": {"schema": rest.JobChange.model_json_schema()}}}
+}
 JOB_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
