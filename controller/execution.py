@@ -31,7 +31,8 @@ from rlhfless.spec import DatasetSpec, JobSpec
 @dataclass(frozen=True, kw_only=True)
 class Execution:
     """Where a job runs and what it leaves where. ``platform`` books into ``ledger``; both are the
-    caller's to close. ``export_folder`` receives the final model."""
+    caller's to close. ``export_folder`` receives the final model (None: the object store, and the
+    checkpoints before it)."""
 
     id: str
     spec: JobSpec
@@ -39,7 +40,7 @@ class Execution:
     ledger: Ledger
     journal: Journal
     objects: ObjectStore
-    export_folder: str
+    export_folder: str | None
     observe: Observer
     keep_samples: Callable[[Data], Callable[[StepSamples], None]]
     """Given the job's data, what keeps the samples of each step."""

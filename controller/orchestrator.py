@@ -16,15 +16,16 @@ import msgspec
 
 from controller.dataset import Position
 from controller.evaluation import Evaluation, evaluate, remembered
+from controller.exports import Exports
 from controller.garbage import collect_step
 from controller.job import Event, Job
+from controller.journal import StepRecord
 from controller.learning import PolicyState, decode_state
 from controller.ledger import Usage
 from controller.lookahead import Ahead
-from controller.requests import export_request
 from controller.step import run_step
 from rlhfless.errors import UserError
-from rlhfless.messages import ExportDone, FunctionName
+from rlhfless.messages import FunctionName
 
 Status = Literal["succeeded", "paused"]
 
@@ -46,15 +47,16 @@ class Outcome:
 
 
 class Orchestrator:
-    """Drives ``job``; ``export_folder`` receives the final model."""
+    """Drives ``job``; ``export_folder`` receives the final model. None: the object store does, and
+    the checkpoints before it."""
 
-    def __init__(self, job: Job, export_folder: str) -> None:
+    def __init__(self, job: Job, export_folder: str | None) -> None:
         self.job = job
-        self._export_folder = export_folder
         self._accuracy: dict[int, float] = {}
         self._total_steps = job.data.order.num_steps(
             job.spec.training.prompts_per_step, job.spec.training.steps, job.spec.training.epochs
         )
+        self._exports = Exports(job, export_folder, self._total_steps)
 
     @property
     def total_steps(self) -> int:
@@ -92,9 +94,13 @@ class Orchestrator:
         if records:
             position = msgspec.convert(records[-1].position, Position)
             version = records[-1].version
-        # Garbage is collected beside the next step's rollout.
+        metrics = records[-1].metrics if records else {}
+        # Garbage is collected, and checkpoints are exported, beside the next step's rollout.
         async with asyncio.TaskGroup() as group:
             following: asyncio.Task[None] | None = None
+            if (due := self._exports.due(records)) is not None:
+                # Whoever was interrupted may not have come to it.
+                following = group.create_task(self._exports.checkpoint(due), name="export")
             for step in range(len(records), self._total_steps):
                 paused = self._stopping()
                 if paused is None and self._wants_evaluation(step):
@@ -108,19 +114,17 @@ class Orchestrator:
                 )
                 step_end_s, version, state = result.end_s, result.record.version, result.state
                 position, ahead = result.position, result.ahead
-                data = {"metrics": result.record.metrics, "record": result.record}
+                metrics = result.record.metrics
+                data = {"metrics": metrics, "record": result.record}
                 job.observe(Event("step", f"step {step + 1}", data))
                 if following is not None:
                     await following
-                following = group.create_task(self._collect(step, version), name=f"collect-{step}")
+                following = group.create_task(self._follow(result.record), name=f"follow-{step}")
         if paused is not None:
             return await self._pause(paused, step, version, before)
 
         after = await self._evaluation(self._total_steps, notes, state, version)
-        job.observe(Event("export", self._export_folder))
-        await job.dispatcher.call(
-            export_request(job, self._total_steps, version, self._export_folder), ExportDone
-        )
+        await self._exports.final(version, metrics)
         await job.journal.note(status="succeeded")
         return self._outcome(
             "succeeded", "all steps done", self._total_steps, version, before, after
@@ -131,6 +135,12 @@ class Orchestrator:
         for function in self.job.spec.functions():
             count = self.job.max_actors if function == "rollout" else 1
             await self.job.dispatcher.platform.scale(function, count)
+
+    async def _follow(self, record: StepRecord) -> None:
+        """What is to be done after a step, and must be before the next one's is begun."""
+        await self._collect(record.step, record.version)
+        if self._exports.wants(record):
+            await self._exports.checkpoint(record)
 
     async def _collect(self, step: int, version: int) -> None:
         job = self.job

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from controller.platforms.base import Instance
 from rlhfless.batches import Batch, decode_batch, read_batch
+from rlhfless.checkpoints import Checkpoint, commit_checkpoint
 from rlhfless.errors import CapacityError, ConflictError, RlhflessError, TransientError
 from rlhfless.messages import (
     AnyFrame,
@@ -112,6 +113,16 @@ class ScriptedPlatform:
         if isinstance(request, GradientsRequest):
             return self._begin(request)
         assert isinstance(request, ExportRequest)
+        if request.store_prefix is not None:
+            made = Checkpoint(
+                step=request.call.step,
+                version=request.model.version,
+                created_at=0.0,
+                files=[],
+                metrics=request.metrics,
+                final=request.final,
+            )
+            commit_checkpoint(ObjectStore(request.call.store), request.store_prefix, made)
         return ExportDone(folder=request.folder, files=["model.safetensors"])
 
     def _train(self, request: TrainRequest) -> TrainDone:
