@@ -34,7 +34,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _RETRY = (408, 425, 429)
 
 
-class _Checked(httpcore.AsyncNetworkBackend):
+class CheckedBackend(httpcore.AsyncNetworkBackend):
     """Connects to addresses of a host that are checked at that moment."""
 
     def __init__(self, param: str | None, exempt: bool) -> None:
@@ -109,7 +109,7 @@ async def _hop(
 ) -> str | None:
     """Read a URL to its end, or find where it leads."""
     parts = parse_url(url, param)
-    backend = _Checked(param, is_exempt(parts, allowed))
+    backend = CheckedBackend(param, is_exempt(parts, allowed))
     headers = [
         ("Host", _host_header(parts)),
         ("User-Agent", "rlhfless"),
