@@ -10,6 +10,7 @@ with rlhfless.Client() as client:             async with rlhfless.AsyncClient() 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self
@@ -100,7 +101,8 @@ class Client(Service[Waiting]):
 
     ``url``, ``api_key``: by default ``RLHFLESS_URL`` and ``RLHFLESS_API_KEY``
     (``rlhfless.client.connection``). ``retries``: how often a request is sent again after a broken
-    connection or a refusal that may be over soon. Errors are those of ``rlhfless.errors``.
+    connection or a refusal that may be over soon. ``timeout_s``: longest silence of the service,
+    where that is shorter than what fits the request. Errors are those of ``rlhfless.errors``.
     ``transport`` and ``sleep`` are for tests.
     """
 
@@ -110,13 +112,14 @@ class Client(Service[Waiting]):
         api_key: str | None = None,
         *,
         retries: int = RETRIES,
+        timeout_s: float = math.inf,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         to = connection(url, api_key)
         self._http = httpx.Client(**_settings(to), transport=transport)
         self.url = to.url
-        super().__init__(Driver(self._http, retries, sleep))
+        super().__init__(Driver(self._http, retries, timeout_s, sleep))
 
     def close(self) -> None:
         self._http.close()
@@ -137,13 +140,14 @@ class AsyncClient(Service[Awaiting]):
         api_key: str | None = None,
         *,
         retries: int = RETRIES,
+        timeout_s: float = math.inf,
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         to = connection(url, api_key)
         self._http = httpx.AsyncClient(**_settings(to), transport=transport)
         self.url = to.url
-        super().__init__(AsyncDriver(self._http, retries, sleep))
+        super().__init__(AsyncDriver(self._http, retries, timeout_s, sleep))
 
     async def aclose(self) -> None:
         await self._http.aclose()

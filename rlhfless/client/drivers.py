@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -51,14 +50,15 @@ def advance(flow: Any, reply: Any) -> Any:
 
 
 class Driver:
-    """Performs flows one at a time each, any number side by side. ``retries``: how often something
-    is tried after its first attempt; ``sleep``: another for tests."""
+    """Performs any number of flows side by side. ``retries``: how often something is tried after
+    its first attempt; ``timeout_s``: bound on every silence, however patient a request is."""
 
     def __init__(
-        self, http: httpx.Client, retries: int, sleep: Callable[[float], None] = time.sleep
+        self, http: httpx.Client, retries: int, timeout_s: float, sleep: Callable[[float], None]
     ) -> None:
         self.http = http
         self.retries = retries
+        self.timeout_s = timeout_s
         self.sleep = sleep
 
     def run(self, flow: Flow[T]) -> T:
@@ -87,10 +87,12 @@ class AsyncDriver:
         self,
         http: httpx.AsyncClient,
         retries: int,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        timeout_s: float,
+        sleep: Callable[[float], Awaitable[None]],
     ) -> None:
         self.http = http
         self.retries = retries
+        self.timeout_s = timeout_s
         self.sleep = sleep
 
     async def run(self, flow: Flow[T]) -> T:
@@ -155,7 +157,7 @@ class _Exchange:
         http = self._driver.http
         self._open.close()
         with told(http):
-            built = _build(http, request, self._open)
+            built = _build(self._driver, request, self._open)
             response = http.send(built, stream=True)
             self._open.callback(response.close)
         self._chunks = response.iter_bytes()
@@ -202,7 +204,7 @@ class _AsyncExchange:
         http = self._driver.http
         await self._open.aclose()
         with told(http):
-            built = _build(http, request, self._open)
+            built = _build(self._driver, request, self._open)
             response = await http.send(built, stream=True)
             self._open.push_async_callback(response.aclose)
         self._chunks = response.aiter_bytes()
@@ -215,15 +217,17 @@ async def _nothing() -> AsyncIterator[bytes]:
 
 
 def _build(
-    http: httpx.Client | httpx.AsyncClient, request: Request, stack: ExitStack | AsyncExitStack
+    driver: Driver | AsyncDriver, request: Request, stack: ExitStack | AsyncExitStack
 ) -> httpx.Request:
     """A fresh request for each attempt; a file that it sends is closed with ``stack``."""
-    timeout = httpx.Timeout(request.read_timeout_s, connect=CONNECT_TIMEOUT_S, pool=None)
+    silence_s = min(request.read_timeout_s, driver.timeout_s)
+    connect_s = min(CONNECT_TIMEOUT_S, driver.timeout_s)
+    timeout = httpx.Timeout(silence_s, connect=connect_s, pool=None)
     content: dict[str, Any] = {} if request.body is None else {"json": request.body}
     if (upload := request.upload) is not None:
         file = stack.enter_context(open(upload.path, "rb"))  # noqa: SIM115 - the stack closes it
         content = {"data": dict(upload.fields), "files": {"file": (upload.filename, file)}}
-    return http.build_request(
+    return driver.http.build_request(
         request.method,
         request.path,
         params=dict(request.params),

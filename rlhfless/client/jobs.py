@@ -63,7 +63,7 @@ class Jobs(Methods[Driver]):
 
     @answers
     def resume(self, job: JobOrId, *, budget: Mapping[str, Any] | None = None) -> Flow[rest.Job]:
-        """Let a paused job go on; ``budget`` replaces that section of its spec."""
+        """Let a paused job go on; ``budget`` has the fields of that section that are to change."""
         body = None if budget is None else {"budget": dict(budget)}
         return post(rest.Job, _path(job, "resume"), body)
 
