@@ -20,6 +20,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 from redis.asyncio import Redis
@@ -236,6 +237,11 @@ def clean_name(name: str) -> str:
     base = name.replace("\\", "/").rsplit("/", 1)[-1]
     shown = "".join(each for each in base if each.isprintable()).strip()[-MAX_NAME_CHARS:]
     return shown if shown.strip(". ") else "file"
+
+
+def name_in(url: str) -> str:
+    """What the file at a URL is called."""
+    return unquote(urlsplit(url).path).rsplit("/", 1)[-1]
 
 
 def _file_key(tenant: str, id_: str) -> str:

@@ -121,8 +121,8 @@ def references(spec: JobSpec) -> list[Named]:
 def parse(value: str, kind: Kind, param: str) -> Reference:
     """Raises ``UserError`` naming the field ``param``."""
     file, _, member = value.partition("/")
-    if FILE_ID.fullmatch(file) and (not member or kind == "reward"):
-        if not member and value != file:
+    if FILE_ID.fullmatch(file):
+        if value != file and (not member or kind != "reward"):
             raise _refused(value, kind, param)
         if member and not member.endswith(".py"):
             raise UserError(f"{member[:80]!r} is no .py file", param=param, hint=_HINTS[kind])

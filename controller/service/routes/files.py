@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator
 from typing import Any, get_args
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from controller.service.draft import Draft
 from controller.service.fetch import fetch
-from controller.service.files import FileRecord
+from controller.service.files import FileRecord, name_in
 from controller.service.gate import Gate
 from controller.service.http import read_object
 from controller.service.multipart import read_form
@@ -126,10 +125,6 @@ async def _fetch(
         raise user_error(error, FromUrl, "the file") from error
     await fetch(asked.url, draft.write, param="url", max_bytes=draft.max_bytes, allowed=allowed)
     return asked.purpose, asked.filename or name_in(asked.url)
-
-
-def name_in(url: str) -> str:
-    return os.path.basename(unquote(urlsplit(url).path))
 
 
 def _purpose(given: str | None) -> rest.Purpose:
