@@ -12,11 +12,10 @@ bodies.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -47,7 +46,6 @@ class _Request:
     status: int = 499
     answered_s: float | None = None
     sent_bytes: int = 0
-    open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property
     def method(self) -> str:
@@ -90,27 +88,23 @@ class Edge:
                 request.sent_bytes += len(message.get("body", b""))
             await send(message)
 
-        with request.open:
-            try:
-                await self._limit(self._app, scope, receive, send_on)
-            except Exception:  # the boundary of a request
-                _log.exception("request %s met a defect", request.id)
-                if request.answered_s is None:
-                    error = InternalError(
-                        "something went wrong on our side",
-                        hint=f"tell the operator of the service the request id {request.id}",
-                    )
-                    await problem(error)(scope, receive, send_on)
-            finally:
-                self._ended(request)
+        try:
+            await self._limit(self._app, scope, receive, send_on)
+        except Exception:  # the boundary of a request
+            _log.exception("request %s met a defect", request.id)
+            if request.answered_s is None:
+                error = InternalError(
+                    "something went wrong on our side",
+                    hint=f"tell the operator of the service the request id {request.id}",
+                )
+                await problem(error)(scope, receive, send_on)
+        finally:
+            self._ended(request)
 
     async def _answering(self, request: _Request, start: Message) -> None:
         request.status = start["status"]
         request.answered_s = asyncio.get_running_loop().time() - request.start_s
-        headers = list(start.get("headers", ()))
-        start["headers"] = [*headers, (b"x-request-id", request.id.encode())]
-        if any(name == b"content-type" and b"event-stream" in value for name, value in headers):
-            request.open.enter_context(self._metrics.event_stream())
+        start["headers"] = [*start.get("headers", ()), (b"x-request-id", request.id.encode())]
         if is_audited(request.method, request.status, known=request.key is not None):
             await self._write(request)
 
