@@ -79,6 +79,12 @@ class Display:
             self.phase = ""
             self._live.stop()
 
+    def entered(self, state: str) -> None:
+        """The job is in another state."""
+        self.phase = state
+        if not self._live.is_started:
+            self.say(state)
+
     def ran_for(self, wall_s: float) -> None:
         """The job has been running for so long; by default, since this was made."""
         self._began_s = time.monotonic() - wall_s

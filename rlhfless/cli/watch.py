@@ -91,7 +91,7 @@ class _Watched:
                 self.accuracies[step] = accuracy
                 display.evaluated(step, accuracy)
             case "state":
-                display.phase = event.message
+                display.entered(event.message)
             case _:
                 display.say(event.message)
 

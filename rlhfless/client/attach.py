@@ -13,7 +13,7 @@ same content is sent once, and not at all if the tenant has it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from rlhfless import rest
@@ -40,6 +40,8 @@ def uploaded(spec: JobSpec) -> Flow[dict[str, Any]]:
     """The body to submit for ``spec``, whose files have been uploaded. Raises ``UserError`` naming
     the field whose file is not there."""
     require_secrets(spec)
+    for value, param in _named(spec):
+        _is_here(value, param)  # all of them, before the first is sent
     body = revealed(spec)
     sender = _Sender()
     body["model"]["path"] = yield from sender.data(body["model"]["path"], "model", "model.path")
@@ -83,9 +85,9 @@ class _Sender:
 
     def code(self, value: str, param: str) -> Flow[str]:
         """The reference to a function in a Python file."""
-        place, _, function = value.rpartition(":")
-        if not place.endswith(".py") or not _is_here(place, param):
-            return f"{place}:{function}"
+        place, function = _file_of(value), value.rpartition(":")[2]
+        if place is None or not _is_here(place, param):
+            return value
         files: dict[str, str] = yield Work(lambda: with_siblings(place))
         if len(files) == 1:
             return f"{yield from self.data(place, 'reward', param)}:{function}"
@@ -116,6 +118,25 @@ class _Sender:
             yield from visit(pages(rest.File, path("files")), note)
             self._known = known
         return self._known
+
+
+def _named(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Whatever may be a path, and the field it stands in."""
+    yield spec.model.path, "model.path"
+    yield spec.dataset.path, "dataset.path"
+    if spec.evaluation is not None:
+        yield spec.evaluation.dataset.path, "evaluation.dataset.path"
+    for number, reward in enumerate(spec.rewards):
+        if reward.python is not None and (place := _file_of(reward.python)) is not None:
+            yield place, f"rewards.{number}.python"
+        elif reward.model is not None:
+            yield reward.model, f"rewards.{number}.model"
+
+
+def _file_of(function: str) -> str | None:
+    """The Python file of ``file.py:function``; None: it is in a module by name."""
+    place = function.rpartition(":")[0]
+    return place if place.endswith(".py") else None
 
 
 def _is_here(value: str, param: str) -> bool:
