@@ -164,7 +164,7 @@ def test_a_budget_that_cannot_be_is_refused() -> None:
         path = f"/v1/jobs/{job}/resume"
         refused(await user.post(path, json={"budget": {"max_usd": -1}}), 422)
         refused(await user.post(path, json={"budgets": {}}), 422)
-        resumed = (await user.post(path, json={"budget": {"max_usd": 3}})).json()
-        assert resumed["spec"]["budget"]["max_usd"] == 3
+        resumed = (await user.post(path, json={"budget": {"max_function_seconds": 3}})).json()
+        assert resumed["spec"]["budget"]["max_function_seconds"] == 3
 
     with_api(test)
