@@ -11,6 +11,7 @@ from typing import Any
 from controller.calibration import keeping_calibration
 from controller.deployments import deployments
 from controller.execution import Execution, execute
+from controller.integrations.reporting import reporting
 from controller.job import Data, Event, Observer, StepSamples
 from controller.job_store import JobStore
 from controller.known import Known
@@ -34,6 +35,7 @@ async def run_local(
     know of the job is in ``known`` however it ends."""
     ledger = Ledger({d.function: d.price_usd_per_hour for d in deployments(spec)})
     async with (
+        reporting(spec, folder.run_id, folder.path, observe) as told,
         open_redis(folder.file("redis"), os.environ.get("REDIS_URL")) as redis,
         LocalPlatform(deployments(spec), ledger=ledger, folder=folder.file("logs")) as platform,
     ):
@@ -49,11 +51,12 @@ async def run_local(
             journal=journal,
             objects=ObjectStore(folder.file("store")),
             export_folder=folder.file("weights"),
-            observe=_recording(folder, observe),
+            observe=_recording(folder, told.observing(observe)),
             keep_samples=partial(_keeping, folder, spec),
             around=partial(keeping_calibration, folder),
         )
         outcome = await execute(execution, known or Known())
+        told.ended(outcome)
         records = await journal.records()
         if records and not await asyncio.to_thread(write_plot, folder, records):
             observe(Event("notice", NO_PLOT))

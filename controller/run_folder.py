@@ -9,7 +9,8 @@ summary.json    how it ended
 calibration.json  what its calls took (``rlhfless.measurements``), for the simulator
 progress.png    reward and response length over the steps
 weights/        the final model, ready for transformers
-logs/           one file a function instance
+logs/           one file a function instance, and one a tracker
+tensorboard/    event files, where ``integrations`` ask for them (``wandb/``, ``trackio/`` likewise)
 store/          object store: weight versions, batches, results
 redis/          job store
 """

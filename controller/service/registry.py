@@ -4,6 +4,8 @@
     rlhfless:{job}:secrets          string   what its spec masks, by path (JSON); goes a while after
                                              the job has ended
     rlhfless:jobs:open              set      jobs that have not ended
+    rlhfless:webhooks               set      jobs whose webhooks were not told all
+                                             (``controller.service.webhook_sender``)
     rlhfless:tenant:<t>:jobs        sorted   the tenant's job ids, by id
     rlhfless:tenant:<t>:once:<key>  string   what an idempotency key was used for
 
@@ -41,6 +43,7 @@ SECRETS_AFTER_END_S = 7 * 24 * 3600
 ONCE_FOR_S = 24 * 3600
 """How long an idempotency key is remembered."""
 MAX_KEY_CHARS = 255
+WEBHOOK_JOBS = "rlhfless:webhooks"
 _OPEN = "rlhfless:jobs:open"
 _ID = re.compile(r"job-[0-9a-f]{28}")
 
@@ -150,6 +153,8 @@ class Registry:
                 pipe.set(_secrets_key(record.id), _encode(secrets))
             pipe.zadd(_jobs_key(tenant), {record.id: 0})
             pipe.sadd(_OPEN, record.id)
+            if spec.get("webhooks"):
+                pipe.sadd(WEBHOOK_JOBS, f"{tenant} {record.id}")
             add_to(pipe, record.id, _state_event(record))
             return record
 

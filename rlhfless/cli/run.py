@@ -38,9 +38,11 @@ def run_job(
     metrics_port: int | None,
 ) -> int:
     """Run ``spec``, which ``job_file`` and ``overrides`` gave, and return the exit code."""
+    from controller.integrations.kinds import require_installed
     from controller.run_folder import RunFolder, create_free, latest_folder
 
     require_secrets(spec)
+    require_installed(spec)
     metrics = None if metrics_port is None else MetricsServer(metrics_port)
     if resume:
         folder = RunFolder(out if out is not None else latest_folder(RUNS, spec.name))
