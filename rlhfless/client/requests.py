@@ -199,8 +199,8 @@ def refusal(status: int, body: bytes) -> RlhflessError:
         problem = None
     if isinstance(problem, dict) and ("detail" in problem or "category" in problem):
         error = from_problem(problem)
-        if isinstance(error, UnauthenticatedError) and error.hint is None:
-            error.hint = KEY_HINT
+        if isinstance(error, UnauthenticatedError):
+            error.hint = KEY_HINT  # the service's own speaks of headers
         return error
     said = f"the service answers with status {status}"
     if status in AGAIN:

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from rlhfless.client.requests import KEY_HINT
 from rlhfless.errors import (
     CapacityError,
     ConflictError,
@@ -71,7 +72,7 @@ def test_what_passes_is_tried_again(kind: Kind, passing: Any) -> None:
         UserError("wrong", param="seed", hint="write a number"),
         NotFoundError("no such job"),
         ConflictError("too late"),
-        UnauthenticatedError("no key", hint="make one"),
+        UnauthenticatedError("no key", hint=KEY_HINT),
         InternalError("a defect"),
     ],
 )
