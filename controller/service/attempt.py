@@ -11,12 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Hashable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from controller.books import SAVE_EVERY_S, Books
 from controller.deployments import deployments
 from controller.execution import Execution, execute
 from controller.fencing import LostLeaseError
+from controller.job import Job
 from controller.job_store import JobStore
 from controller.known import Known
 from controller.ledger import Ledger
@@ -31,6 +34,7 @@ from controller.service.reporter import Reporter, announce
 from controller.service.samples import SampleKeeper
 from controller.service.service import Service
 from controller.service.states import State
+from controller.service.timeline_log import recording
 from rlhfless.errors import (
     CapacityError,
     ConflictError,
@@ -76,6 +80,7 @@ class Attempt:
         self.job = record.id
         self.control = control
         self._platform: LocalPlatform | None = None
+        self._books: Books | None = None
         self._journal = JobStore(service.redis, record.id, lease.fence, announce)
         self._reporter = Reporter(record.id, service.events, self._journal, lease.fence)
 
@@ -110,40 +115,84 @@ class Attempt:
     async def _drive(self) -> Outcome:
         service, record = self._service, self._record
         await self._move("running")
-        spec = await self._inputs()
-        if not await self._journal.exists():
-            await self._journal.create(dump_spec(spec))
-        ledger = Ledger({d.function: d.price_usd_per_hour for d in deployments(spec)})
-        async with LocalPlatform(
-            deployments(spec), ledger=ledger, host=self._host, kinds=kinds(record.tenant, spec)
-        ) as platform:
-            self._platform = platform
-            self.control.attach(platform.bound)
+        whole = merge(record.spec, await service.registry.secrets(self.job))
+        ledger = Ledger({d.function: d.price_usd_per_hour for d in deployments(whole)})
+        async with AsyncExitStack() as stack:
+            enter = stack.enter_async_context
+            spec = await enter(service.inputs.materialised(whole, record.tenant, self.job))
+            if not await self._journal.exists():
+                await self._journal.create(dump_spec(spec))
+            await enter(recording(service.redis, self.job, self._lease.fence, ledger))
+            await enter(self._accounting())
+            self._platform = await enter(
+                LocalPlatform(
+                    deployments(spec),
+                    ledger=ledger,
+                    host=self._host,
+                    kinds=kinds(record.tenant, spec),
+                )
+            )
+            self.control.attach(self._platform.bound)
             execution = Execution(
-                id=record.id,
+                id=self.job,
                 spec=spec,
-                platform=platform,
+                platform=self._platform,
                 ledger=ledger,
                 journal=self._journal,
                 objects=service.objects,
-                export_folder=service.settings.file("exports", record.id),
+                export_folder=service.settings.file("exports", self.job),
                 observe=self._reporter.observe,
-                keep_samples=lambda data: SampleKeeper(service.objects, record.id, spec, data),
+                keep_samples=lambda data: SampleKeeper(service.objects, self.job, spec, data),
                 control=self.control,
+                around=self._around,
             )
-            async with asyncio.TaskGroup() as group:
-                reporting = group.create_task(self._reporter.run(), name="report")
-                try:
-                    outcome = await execute(execution, Known())
-                finally:
-                    reporting.cancel()
+            outcome = await self._reporting(execute(execution, Known()))
         await self._reporter.flush()
         return outcome
 
-    async def _inputs(self) -> JobSpec:
-        """The job's spec, every name in it a path on this machine."""
-        secrets = await self._service.registry.secrets(self.job)
-        return merge(self._record.spec, secrets)
+    async def _reporting(self, running: Coroutine[Any, Any, Outcome]) -> Outcome:
+        async with asyncio.TaskGroup() as group:
+            reporting = group.create_task(self._reporter.run(), name="report")
+            try:
+                return await running
+            finally:
+                reporting.cancel()
+
+    @asynccontextmanager
+    async def _around(self, job: Job) -> AsyncGenerator[None]:
+        self._books = job.books
+        yield
+
+    @asynccontextmanager
+    async def _accounting(self) -> AsyncGenerator[None]:
+        """Book what the tenant uses while the body runs, and the rest when all is closed."""
+
+        async def book_often() -> None:
+            while True:
+                await asyncio.sleep(SAVE_EVERY_S)
+                await self._book()
+
+        async with asyncio.TaskGroup() as group:
+            booking = group.create_task(book_often(), name="book-usage")
+            try:
+                yield
+            finally:
+                booking.cancel()
+                await asyncio.wait({booking})
+                await self._book()
+
+    async def _book(self) -> None:
+        if self._books is None:
+            return
+        now_s = asyncio.get_running_loop().time()
+        usage, tenants = self._books.usage(now_s), self._service.tenants
+        try:
+            await self._journal.note(**self._books.notes(now_s))
+            await tenants.book(self._record.tenant, self.job, usage, self._lease.fence)
+        except LostLeaseError:
+            return  # whoever keeps the lease ends the run
+        except (TransientError, CapacityError) as error:
+            _log.warning("the books of job %s wait: %s", self.job, error.detail)
 
     async def _ended(self, outcome: Outcome) -> None:
         if outcome.status == "succeeded":

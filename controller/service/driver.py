@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,10 +77,17 @@ class Driver:
         ]
         used = {job: one.attempt.instances for job, one in self._driven.items()}
         state = await self._service.shares.turn(candidates, quotas, used, barred)
+        self._measure(records)
         by_id = {record.id: record for record in records}
         for job, one in self._driven.items():
             _tell(one, by_id.get(job), state)
         await self._start(group, records, state)
+
+    def _measure(self, records: Sequence[JobRecord]) -> None:
+        metrics = self._service.metrics
+        metrics.set_jobs(Counter(record.state for record in records))
+        metrics.set_driven(len(self._driven))
+        metrics.set_instances(self._host.stats())
 
     async def _start(
         self, group: asyncio.TaskGroup, records: Sequence[JobRecord], state: QueueState

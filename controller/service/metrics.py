@@ -11,7 +11,9 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from controller.platforms.base import InstanceState
 from controller.service.states import STATES, State
+from rlhfless.messages import FunctionName
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _REQUEST_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -92,7 +94,7 @@ class ServiceMetrics:
     def set_driven(self, jobs: int) -> None:
         self._driven.set(jobs)
 
-    def set_instances(self, counts: Mapping[tuple[str, str], int]) -> None:
+    def set_instances(self, counts: Mapping[tuple[FunctionName, InstanceState], int]) -> None:
         """By function and state (``cold``, ``busy``, ``idle``); one left out has none."""
         self._instances.clear()
         for (function, state), count in counts.items():
