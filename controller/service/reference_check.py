@@ -7,8 +7,10 @@ What is on the Hub is asked for by the download alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
+from controller.integrations.rules import check_strangers
 from controller.service.files import FileRecord, Files
 from controller.service.library import Library
 from controller.service.references import (
@@ -21,6 +23,7 @@ from controller.service.references import (
 )
 from controller.service.registry import Registry
 from controller.service.urls import check_url
+from rlhfless.checkpoints import Checkpoint, checkpoint_prefix, read_checkpoint
 from rlhfless.errors import NotFoundError, UserError
 from rlhfless.objects import ObjectStore
 from rlhfless.rest import Purpose
@@ -57,6 +60,7 @@ class References:
     async def check(self, spec: JobSpec, tenant: str) -> None:
         """Raises ``UserError`` naming the field that names nothing the tenant's job can use;
         ``TransientError`` where that cannot be found out now."""
+        check_strangers(spec, self._allowed_urls)
         for named in references(spec):
             await self._check(named, tenant)
 
@@ -68,8 +72,8 @@ class References:
                 if named.kind == "reward" and not name.endswith(".py"):
                     raise UserError(f"{name[:80]!r} is no .py file", param=named.param)
                 await asyncio.to_thread(self._library.path, name, named.param)
-            case CheckpointReference() as checkpoint:
-                await self.manifest(checkpoint, tenant, named.param)
+            case CheckpointReference() as reference:
+                await self.checkpoint(reference, tenant, named.param)
             case UrlReference(url):
                 # Those of datasets are opened by ``fetch``, which takes none with a password.
                 own = named.kind == "url"
@@ -77,22 +81,22 @@ class References:
             case _:
                 pass
 
-    async def manifest(self, checkpoint: CheckpointReference, tenant: str, param: str) -> bytes:
+    async def checkpoint(
+        self, reference: CheckpointReference, tenant: str, param: str
+    ) -> Checkpoint:
         """What is told of a checkpoint's files. Raises ``NotFoundError`` naming ``param``."""
-        name = f"{checkpoint_folder(checkpoint)}/manifest.json"
-        try:
-            await self._registry.get(tenant, checkpoint.job)
-            return await asyncio.to_thread(self._objects.get, name)
-        except (NotFoundError, FileNotFoundError):
+        prefix = checkpoint_prefix(reference.job, reference.step)
+        found = None
+        with contextlib.suppress(NotFoundError):
+            await self._registry.get(tenant, reference.job)
+            found = await asyncio.to_thread(read_checkpoint, self._objects, prefix)
+        if found is None:
             raise NotFoundError(
-                f"there is no checkpoint of step {checkpoint.step} of the job {checkpoint.job}",
+                f"there is no checkpoint of step {reference.step} of the job {reference.job}",
                 param=param,
-                hint=f"GET /v1/jobs/{checkpoint.job}/checkpoints lists those of a job",
-            ) from None
-
-
-def checkpoint_folder(checkpoint: CheckpointReference) -> str:
-    return f"checkpoints/{checkpoint.job}/{checkpoint.step:06d}"
+                hint=f"GET /v1/jobs/{reference.job}/checkpoints lists those of a job",
+            )
+        return found
 
 
 def check_file(named: Named, file: FileRecord) -> None:
