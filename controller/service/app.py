@@ -15,13 +15,16 @@ from controller.service.http import answer_with_problems
 from controller.service.openapi import Api
 from controller.service.routes import (
     audit,
+    checkpoints,
     docs,
     events,
     files,
     health,
     jobs,
     keys,
+    logs,
     metrics,
+    outputs,
     page,
     tenant,
 )
@@ -32,6 +35,9 @@ ROUTES = (
     health.router,
     jobs.router,
     events.router,
+    outputs.router,
+    checkpoints.router,
+    logs.router,
     files.router,
     page.router,
     keys.router,
