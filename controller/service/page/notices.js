@@ -11,7 +11,7 @@ export function problemBox(error) {
     "div",
     { class: "problem", role: "alert" },
     h("strong", {}, error.title || "Something went wrong"),
-    error.message && h("p", {}, error.message),
+    error.message !== error.title && h("p", {}, error.message),
     error.hint && h("p", { class: "soft" }, error.hint),
     error.param && h("p", { class: "soft small" }, "Field: ", h("code", {}, error.param)),
   );

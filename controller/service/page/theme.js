@@ -3,7 +3,7 @@
 import { say } from "./dom.js";
 
 const NAME = "rlhfless-theme";
-const WORDS = { auto: "Theme: system", light: "Theme: light", dark: "Theme: dark" };
+const WORDS = { auto: "◐ System", light: "○ Light", dark: "● Dark" };
 const NEXT = { auto: "light", light: "dark", dark: "auto" };
 
 export function startTheme(button) {
@@ -19,5 +19,6 @@ export function startTheme(button) {
   function show() {
     document.documentElement.dataset.theme = chosen;
     say(button, WORDS[chosen]);
+    button.setAttribute("aria-label", `Colours: ${WORDS[chosen].slice(2)}`);
   }
 }

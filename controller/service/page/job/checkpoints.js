@@ -65,9 +65,13 @@ function fileLine(checkpoint, file, model, signal) {
   const done = h("span", { class: "soft", role: "status" });
   const button = h(
     "button",
-    { type: "button", class: "link", onclick: download },
+    {
+      type: "button",
+      class: "link",
+      "aria-label": `${file.name}, download of step ${checkpoint.step}`,
+      onclick: download,
+    },
     file.name,
-    h("span", { class: "unseen" }, `, download of step ${checkpoint.step}`),
   );
   return h("li", {}, button, h("span", { class: "soft" }, ` ${bytes(file.bytes)} `), done, refused);
 

@@ -27,8 +27,9 @@ export function samplesTab(place, model, signal, [asked]) {
   const form = h(
     "div",
     { class: "row" },
-    h("label", { for: "step" }, "Step"), step, of, earlier, later,
-    h("label", { for: "order" }, "Order"), order,
+    h("span", { class: "pair" }, h("label", { for: "step" }, "Step"), step, of),
+    h("span", { class: "pair" }, earlier, later),
+    h("span", { class: "pair" }, h("label", { for: "order" }, "Order"), order),
     h("label", {}, heat, " Token log-probs"),
   );
   let last = null; // id of the last sample shown

@@ -2,6 +2,7 @@
 
 const FIELD = /["']?\b(path|python|model)["']?[ \t]*:[ \t]*("([^"\n]+)"|'([^'\n]+)'|([^\s"'#,{}[\]][^\s#,{}[\]]*))/g;
 const REFERENCE = /^(file-[0-9a-f]{24}|library:|checkpoint:|https?:)/;
+const NOTHING = new Set(["null", "~"]);
 const HUB = /^[A-Za-z0-9][\w.-]*\/[A-Za-z0-9][\w.-]*$/;
 const DATA = /\.(jsonl|ndjson|json|parquet)$/;
 
@@ -12,6 +13,7 @@ export function namedFiles(text) {
   for (const match of text.matchAll(FIELD)) {
     if (commented(text, match.index)) continue;
     const [whole, field, written] = match;
+    if (NOTHING.has(match[5])) continue;
     const value = fileOf(field, match[3] ?? match[4] ?? match[5]);
     if (value === null || REFERENCE.test(value)) continue;
     const start = match.index + whole.length - written.length + (match[5] === undefined ? 1 : 0);
