@@ -32,12 +32,13 @@ PHASES = {"evaluate": "evaluate", "rollout": "rollout", "train": "train", "expor
 
 class Reached(msgspec.Struct, kw_only=True):
     """How far a job is; kept as its note ``reached``. ``phase`` began at ``since`` (Unix
-    seconds)."""
+    seconds); ``reward`` is the mean of the last step."""
 
     steps_done: int = 0
     total_steps: int | None = None
     phase: str | None = "start"
     actors: int = 0
+    reward: float | None = None
     since: float = 0.0
 
 
@@ -76,6 +77,7 @@ class Reporter:
             reached.total_steps = event.data["total_steps"]
         elif event.kind in ("step", "restored"):
             reached.steps_done += 1
+            reached.reward = event.data["metrics"].get("reward/mean")
             self.made_steps |= event.kind == "step"
         elif event.kind == "evaluated":
             found: Evaluation = event.data["evaluation"]

@@ -68,6 +68,7 @@ def progress(standing: Standing, *, running: bool) -> rest.Progress:
         phase=reached.phase if running else None,
         actors=reached.actors if running else 0,
         instances=standing.instances if running else 0,
+        reward=reached.reward,
         spent=spent(sum(standing.usage.values(), Usage())),
         wall_s=standing.wall_s,
     )
