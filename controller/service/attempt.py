@@ -12,14 +12,15 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine, Hashable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from controller.books import SAVE_EVERY_S, Books
 from controller.deployments import deployments
 from controller.execution import Execution, execute
 from controller.fencing import LostLeaseError
-from controller.job import Job
+from controller.integrations.trackers import Place, Trackers, tracking
+from controller.job import Event, Job, Observer
 from controller.job_store import JobStore
 from controller.known import Known
 from controller.ledger import Ledger
@@ -124,6 +125,7 @@ class Attempt:
                 await self._journal.create(dump_spec(spec))
             await enter(recording(service.redis, self.job, self._lease.fence, ledger))
             await enter(self._accounting())
+            trackers = await enter(self._tracking(spec))
             self._platform = await enter(
                 LocalPlatform(
                     deployments(spec),
@@ -140,15 +142,38 @@ class Attempt:
                 ledger=ledger,
                 journal=self._journal,
                 objects=service.objects,
-                export_folder=service.settings.file("exports", self.job),
-                observe=self._reporter.observe,
+                export_folder=None,
+                observe=self._observing(trackers),
                 keep_samples=lambda data: SampleKeeper(service.objects, self.job, spec, data),
                 control=self.control,
                 around=self._around,
             )
             outcome = await self._reporting(execute(execution, Known()))
+            trackers.ended(outcome.status)
         await self._reporter.flush()
         return outcome
+
+    def _tracking(self, spec: JobSpec) -> AbstractAsyncContextManager[Trackers]:
+        settings, name = self._service.settings, f"trackers/{self.job}"
+        folder = self._service.objects.local_path(name) or settings.file(name)
+        place = Place(
+            folder=folder,
+            logs=settings.file("logs", name),
+            trusted=False,
+            allowed_urls=settings.allowed_urls,
+        )
+
+        def warn(text: str) -> None:
+            self._reporter.say(JobEvent(type="notice", level="warning", message=text))
+
+        return tracking(spec, self.job, place, warn)
+
+    def _observing(self, trackers: Trackers) -> Observer:
+        def observe(event: Event) -> None:
+            trackers.observe(event)
+            self._reporter.observe(event)
+
+        return observe
 
     async def _reporting(self, running: Coroutine[Any, Any, Outcome]) -> Outcome:
         async with asyncio.TaskGroup() as group:

@@ -44,12 +44,12 @@ class _Driven:
 
 
 class Driver:
-    """``replica``: its name, among those of the service."""
+    """``leases``: those that this replica takes."""
 
-    def __init__(self, service: Service, host: LocalHost, replica: str) -> None:
+    def __init__(self, service: Service, host: LocalHost, leases: Leases) -> None:
         self._service = service
         self._host = host
-        self._leases = Leases(service.redis, replica)
+        self._leases = leases
         self._driven: dict[str, _Driven] = {}
 
     async def run(self) -> None:

@@ -16,8 +16,10 @@ from controller.platforms.local_host import LocalHost
 from controller.redis_server import open_redis
 from controller.service.app import create_app
 from controller.service.driver import Driver
+from controller.service.lease import Leases
 from controller.service.service import Service
 from controller.service.settings import Settings
+from controller.service.webhook_sender import WebhookSender
 from rlhfless.errors import UnauthenticatedError, UserError, of_os_error
 
 GRACE_S = 5
@@ -53,15 +55,19 @@ async def serve(
         ):
             service = Service(redis, settings)
             admin_key = await _first_key(service, own=redis_url is None)
-            driver = Driver(service, local, name)
+            leases = Leases(redis, name)
+            driver = Driver(service, local, leases)
+            webhooks = WebhookSender(redis, service.registry, service.events, leases, settings)
             async with asyncio.TaskGroup() as group:
                 driving = group.create_task(driver.run(), name="driver")
+                sending = group.create_task(webhooks.run(), name="webhooks")
                 async with _answering(service, listening):
                     ready(Serving(_url(listening), admin_key))
                     try:
                         await asyncio.wait({driving})
                     finally:
                         driving.cancel()
+                        sending.cancel()
 
 
 @contextlib.asynccontextmanager
