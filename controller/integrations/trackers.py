@@ -104,7 +104,9 @@ class Trackers:
         for task, follower in self._tasks.items():
             if not task.done():
                 task.cancel()
-                self._warn(f"{follower.name}: {follower.behind} steps did not get there")
+                self._warn(
+                    f"{follower.name}: {follower.behind} steps and evaluations did not get there"
+                )
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for task, follower in self._tasks.items():
             if not task.cancelled() and (error := task.exception()) is not None:

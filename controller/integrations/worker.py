@@ -21,7 +21,7 @@ from controller.integrations.kinds import make_tracker
 from controller.integrations.tracker import Entry, Logged, RunConfig, Status, Tracker
 
 LAST_S = 15.0
-_ERROR_CHARS = 300
+_ERROR_CHARS = 200
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin", kw_only=True):

@@ -142,7 +142,7 @@ def test_the_end_waits_for_a_tracker_that_hangs_but_not_for_long() -> None:
         assert loop.time() - begun_s <= 5 + follower.CLOSE_S
         assert told.warnings == [
             "waiting for mlflow, 15 s at most",
-            "mlflow: 2 steps did not get there",
+            "mlflow: 2 steps and evaluations did not get there",
         ]
 
     run(play())

@@ -5,7 +5,9 @@ import base64
 import hashlib
 import hmac
 import random
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,3 +203,16 @@ def test_nobody_waits_long_for_a_receiver_that_is_away(monkeypatch: pytest.Monke
     tell(job_spec(webhooks=[{"url": f"{url}/token"}]), warnings=warnings)
     assert warnings[-1] == "webhook 127.0.0.1: messages were not delivered"
     assert not any("token" in warning for warning in warnings)
+
+
+def test_the_documented_check_verifies_what_is_sent() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "integrations.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(page.split("```python\n")[1].split("```")[0], names)  # the page's own code
+    with receiving() as receiver:
+        webhook = WebhookSpec(url=receiver.url, secret="a shared secret")
+        asyncio.run(post(webhook, CONTENT, time.time(), trusted=True))
+    (got,) = receiver.received
+    assert names["verified"]("a shared secret", got.headers, got.body)
+    assert not names["verified"]("another secret", got.headers, got.body)
+    assert not names["verified"]("a shared secret", got.headers, got.body + b" ")
