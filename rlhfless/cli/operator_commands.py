@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated
 
 import typer
 
-from rlhfless.cli.options import Verbose
+from rlhfless.cli.options import AsJson, Verbose
+
+
+class KeyScope(str, Enum):  # noqa: UP042 - typer shows the values of a str
+    """Each includes those before it."""
+
+    read = "read"
+    submit = "submit"
+    admin = "admin"
+
+
+PANEL = "Operating a service"
+Data = Annotated[
+    str,
+    typer.Option("--data", metavar="DIR", help="The service's folder, unless REDIS_URL is set."),
+]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("serve", rich_help_panel="Operating a service")(serve)
+    app.command("serve", rich_help_panel=PANEL)(serve)
+    keys = typer.Typer(no_args_is_help=True, help="API keys of any tenant.")
+    keys.command("create")(keys_create)
+    keys.command("list")(keys_list)
+    keys.command("revoke")(keys_revoke)
+    app.add_typer(keys, name="keys", rich_help_panel=PANEL)
+    tenants = typer.Typer(no_args_is_help=True, help="Tenants, their limits and what they use.")
+    tenants.command("set")(tenants_set)
+    tenants.command("list")(tenants_list)
+    app.add_typer(tenants, name="tenants", rich_help_panel=PANEL)
 
 
 def serve(
@@ -69,3 +94,105 @@ def serve(
                 log_level=log_level,
             )
         )
+
+
+def keys_create(
+    tenant: Annotated[str, typer.Option(help="Whose key; a new name makes a new tenant.")],
+    name: Annotated[str, typer.Option(help="For people: who uses it, or where it is kept.")],
+    scope: Annotated[
+        KeyScope,
+        typer.Option(
+            help="read: look at jobs; submit: also submit and steer them; admin: also manage the "
+            "tenant's keys."
+        ),
+    ] = KeyScope.submit,
+    data: Data = "rlhfless-data",
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Make a key and print it. It is shown this once."""
+    from rlhfless.cli.errors import reporting
+
+    with reporting(verbose):
+        from rlhfless.cli.keys import create_key
+
+        create_key(data, tenant, name, scope.value, as_json)
+
+
+def keys_list(
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    data: Data = "rlhfless-data",
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """List keys without their secrets, revoked ones too, oldest first."""
+    from rlhfless.cli.errors import reporting
+
+    with reporting(verbose):
+        from rlhfless.cli.keys import list_keys
+
+        list_keys(data, tenant, as_json)
+
+
+def keys_revoke(
+    key: Annotated[str, typer.Argument(metavar="ID", help="The key's id.", show_default=False)],
+    data: Data = "rlhfless-data",
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """End a key: from now on it is refused."""
+    from rlhfless.cli.errors import reporting
+
+    with reporting(verbose):
+        from rlhfless.cli.keys import revoke_key
+
+        revoke_key(data, key, as_json)
+
+
+def tenants_set(
+    tenant: Annotated[str, typer.Argument(help="The tenant's name.", show_default=False)],
+    weight: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help="Its share of the instances; others: 1.")
+    ] = None,
+    max_jobs: Annotated[
+        str | None, typer.Option(metavar="NUMBER|none", help="Jobs that run at once.")
+    ] = None,
+    max_instances: Annotated[
+        str | None, typer.Option(metavar="NUMBER|none", help="Function instances at once.")
+    ] = None,
+    max_function_seconds: Annotated[
+        str | None, typer.Option(metavar="NUMBER|none", help="Instance-seconds a month (UTC).")
+    ] = None,
+    max_usd: Annotated[
+        str | None, typer.Option(metavar="NUMBER|none", help="Dollars a month (UTC).")
+    ] = None,
+    data: Data = "rlhfless-data",
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Change what a tenant may have; what is not given stays as it is."""
+    from rlhfless.cli.errors import reporting
+
+    with reporting(verbose):
+        from rlhfless.cli.tenants import set_tenant
+
+        given = {
+            "weight": weight,
+            "max_jobs": max_jobs,
+            "max_instances": max_instances,
+            "max_function_seconds": max_function_seconds,
+            "max_usd": max_usd,
+        }
+        set_tenant(data, tenant, given, as_json)
+
+
+def tenants_list(
+    data: Data = "rlhfless-data", as_json: AsJson = False, verbose: Verbose = False
+) -> None:
+    """List tenants: their limits, what they used this month, their valid keys."""
+    from rlhfless.cli.errors import reporting
+
+    with reporting(verbose):
+        from rlhfless.cli.tenants import list_tenants
+
+        list_tenants(data, as_json)
