@@ -125,7 +125,7 @@ class Attempt:
                 await self._journal.create(dump_spec(spec))
             await enter(recording(service.redis, self.job, self._lease.fence, ledger))
             await enter(self._accounting())
-            trackers = await enter(self._tracking(spec))
+            trackers = await enter(self._tracking(whole))  # paths here are nobody else's concern
             self._platform = await enter(
                 LocalPlatform(
                     deployments(spec),
