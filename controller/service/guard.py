@@ -20,7 +20,8 @@ from typing import TypeVar
 
 from controller.service.refusals import TooManyRequestsError
 
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 
 BURST = 20
 """Attempts that an address may make at once."""
