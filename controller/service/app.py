@@ -17,6 +17,7 @@ from controller.service.routes import (
     audit,
     checkpoints,
     docs,
+    estimates,
     events,
     files,
     health,
@@ -24,8 +25,10 @@ from controller.service.routes import (
     keys,
     logs,
     metrics,
+    models,
     outputs,
     page,
+    rewards,
     tenant,
 )
 from controller.service.service import Service
@@ -39,6 +42,9 @@ ROUTES = (
     checkpoints.router,
     logs.router,
     files.router,
+    models.router,
+    estimates.router,
+    rewards.router,
     page.router,
     keys.router,
     tenant.router,

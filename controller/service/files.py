@@ -38,6 +38,8 @@ from rlhfless.rest import Purpose
 MAX_NAME_CHARS = 200
 READ_BYTES = 1 << 20
 """Of a content, at once."""
+LISTED = 1_000
+"""Records read at once."""
 ORPHANED_AFTER_S = 24 * 3600
 
 
@@ -130,6 +132,16 @@ class Files:
             keys = [_file_key(tenant, id_) for id_ in ids[:limit]]
             raw = await answer(self._redis.mget(keys))
         return FilePage([_decode(each) for each in raw if each is not None], len(ids) > limit)
+
+    async def of_purpose(self, tenant: str, purpose: Purpose) -> list[FileRecord]:
+        """All of the tenant's files of a purpose, newest first."""
+        found: list[FileRecord] = []
+        page = await self.listed(tenant, limit=LISTED)
+        while True:
+            found += [file for file in page.data if file.purpose == purpose]
+            if not page.has_more or not page.data:
+                return found
+            page = await self.listed(tenant, page.data[-1].id, LISTED)
 
     async def read(self, record: FileRecord) -> AsyncGenerator[bytes, None]:
         """The content, piece by piece. Raises ``NotFoundError`` if it was deleted meanwhile."""

@@ -23,14 +23,13 @@ from controller.service.draft import Draft
 from controller.service.fetch import fetch
 from controller.service.files import FileRecord, Files, name_in
 from controller.service.input_cache import InputCache, to_end
-from controller.service.library import Library
+from controller.service.library import PREFIX, Library
 from controller.service.model_folder import find_root, model_root
 from controller.service.reference_check import (
     DATA_SUFFIXES,
     TAR_SUFFIXES,
     References,
     check_file,
-    checkpoint_folder,
 )
 from controller.service.references import (
     CheckpointReference,
@@ -44,6 +43,7 @@ from controller.service.references import (
 )
 from controller.service.settings import Settings
 from controller.service.unpack import unpack
+from rlhfless.checkpoints import CheckpointFile, checkpoint_prefix
 from rlhfless.errors import NotFoundError, TransientError, UserError, of_os_error
 from rlhfless.objects import ObjectStore
 from rlhfless.spec import JobSpec, reward_name
@@ -54,19 +54,6 @@ COPIED_BYTES = 4 << 20
 _MODULE = re.compile(r"[a-z_][a-z0-9_]{0,63}", re.IGNORECASE)
 _DATASET = ("dataset_dict.json", "dataset_info.json", "state.json")
 """What ``save_to_disk`` writes into its folder."""
-
-
-class _StoredFile(msgspec.Struct, frozen=True):
-    name: str
-    size: int
-    sha256: str
-
-
-class _Manifest(msgspec.Struct, frozen=True):
-    files: list[_StoredFile]
-
-
-_decode_manifest = msgspec.json.Decoder(_Manifest).decode
 
 
 class Inputs:
@@ -85,14 +72,25 @@ class Inputs:
         self._library = library
         self._references = checked
         self._objects = objects
-        self._cache = InputCache(settings.file("inputs"), settings.max_input_bytes)
+        folder = settings.file("inputs")
+        self._cache = InputCache(folder, settings.max_input_bytes)
+        own = re.escape(folder) + r"/[^/\s]+/(content/)?"
+        self._shown = [
+            (re.compile(own), ""),
+            # Of others' code in a trace the module says enough.
+            (re.compile(r'(?<=File ")/[^"\n]*/(?=[^/"\n]+")'), ".../"),
+        ]
+        if settings.library is not None:
+            library_folder = re.escape(os.path.realpath(settings.library)) + "/"
+            self._shown.insert(0, (re.compile(library_folder), PREFIX))
 
     @asynccontextmanager
     async def materialised(
-        self, spec: JobSpec, tenant: str, job: str | None = None
+        self, spec: JobSpec, tenant: str, job: str | None = None, *, download: bool = True
     ) -> AsyncIterator[JobSpec]:
         """The spec with a local path wherever it names something; the paths stay good while it is
-        held. ``job``: whose inputs these are, None for nobody's yet.
+        held. ``job``: whose inputs these are, None for nobody's yet. Without ``download`` what is
+        on the Hub keeps its name, unless it is here already.
 
         Raises ``UserError`` naming the field whose input is gone, or is not what it should be;
         ``TransientError`` and ``CapacityError`` where another attempt may succeed.
@@ -102,7 +100,7 @@ class Inputs:
             for named in references(spec):
                 if named.kind == "url":
                     continue
-                path = await self._path(held, named, tenant, job)
+                path = await self._path(held, named, tenant, job, download)
                 value = f"{path}:{named.function}" if named.function else path
                 set_field(raw, named.param, value, named.param)
             for number, reward in enumerate(spec.rewards):
@@ -110,7 +108,9 @@ class Inputs:
                 raw["rewards"][number]["name"] = reward_name(reward)
             yield parse_spec(raw)
 
-    async def _path(self, held: AsyncExitStack, named: Named, tenant: str, job: str | None) -> str:
+    async def _path(
+        self, held: AsyncExitStack, named: Named, tenant: str, job: str | None, download: bool
+    ) -> str:
         match named.reference:
             case FileReference(id_, member):
                 file = await self._files.get(tenant, id_, named.param)
@@ -122,7 +122,14 @@ class Inputs:
             case CheckpointReference() as checkpoint:
                 return await self._checkpoint(held, named, checkpoint, tenant)
             case HubReference(name):
-                return await self._hub(held, named, name)
+                return await self._hub(held, named, name, download)
+
+    def shown(self, text: str) -> str:
+        """A text of somebody who worked with the paths (an error, a trace), without where the
+        service keeps things."""
+        for folder, instead in self._shown:
+            text = folder.sub(instead, text)
+        return text
 
     async def _file(
         self, held: AsyncExitStack, named: Named, file: FileRecord, member: str = ""
@@ -179,23 +186,25 @@ class Inputs:
     async def _checkpoint(
         self, held: AsyncExitStack, named: Named, checkpoint: CheckpointReference, tenant: str
     ) -> str:
-        manifest = await self._references.manifest(checkpoint, tenant, named.param)
-        source = checkpoint_folder(checkpoint)
+        found = await self._references.checkpoint(checkpoint, tenant, named.param)
+        prefix = checkpoint_prefix(checkpoint.job, checkpoint.step)
 
         async def make(folder: str) -> None:
-            for file in _decode_manifest(manifest).files:
+            for file in found.files:
                 target = os.path.join(folder, check_name(file.name, named.param))
                 os.makedirs(os.path.dirname(target), exist_ok=True)
-                await self._copy(f"{source}/{file.name}", target, file, named.param)
+                await self._copy(f"{prefix}/{file.name}", target, file, named.param)
 
-        digest = hashlib.sha256(manifest).hexdigest()
+        digest = hashlib.sha256(prefix.encode() + msgspec.json.encode(found)).hexdigest()
         entry = await held.enter_async_context(self._cache.held(f"{digest}-checkpoint", make))
         return await asyncio.to_thread(model_root, entry, named.param)
 
-    async def _hub(self, held: AsyncExitStack, named: Named, name: str) -> str:
+    async def _hub(self, held: AsyncExitStack, named: Named, name: str, download: bool) -> str:
         what: hub.What = "dataset" if named.kind == "dataset" else "model"
         if what == "model" and (found := await asyncio.to_thread(hub.cached_model, name)):
             return await asyncio.to_thread(model_root, found, named.param)
+        if not download:
+            return name
 
         async def make(folder: str) -> None:
             limit = self._settings.max_hub_bytes
@@ -207,7 +216,9 @@ class Inputs:
             return os.path.join(entry, "data")
         return await asyncio.to_thread(model_root, entry, named.param)
 
-    async def _copy(self, name: str, path: str, of: FileRecord | _StoredFile, param: str) -> None:
+    async def _copy(
+        self, name: str, path: str, of: FileRecord | CheckpointFile, param: str
+    ) -> None:
         """An object's content, which must be what was recorded of it."""
         size = of.num_bytes if isinstance(of, FileRecord) else of.size
         digest = hashlib.sha256()

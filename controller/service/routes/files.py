@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
@@ -16,7 +17,15 @@ from controller.service.files import FileRecord, name_in
 from controller.service.gate import Gate
 from controller.service.http import read_object
 from controller.service.multipart import read_form
-from controller.service.routes.common import After, Limit, Reader, Submitter
+from controller.service.routes.common import (
+    After,
+    IdempotencyKey,
+    Limit,
+    Reader,
+    Submitter,
+    answered,
+    asked,
+)
 from controller.service.service import Service
 from rlhfless import rest
 from rlhfless.errors import UserError
@@ -35,31 +44,45 @@ class FromUrl(BaseModel):
     filename: str | None = None
 
 
+class _Wanted(NamedTuple):
+    """``url`` None: the file came with the request."""
+
+    purpose: rest.Purpose
+    filename: str
+    url: str | None
+
+
 def router(service: Service) -> APIRouter:
     routes = APIRouter(prefix="/v1/files", tags=["files"])
     files, settings = service.files, service.settings
     uploads = Gate("uploads", MAX_UPLOADS)
 
     @routes.post("", status_code=201, response_model=rest.File, openapi_extra=_BODY)
-    async def upload(request: Request, key: Submitter) -> rest.File:
+    async def upload(
+        request: Request, key: Submitter, idempotency_key: IdempotencyKey = None
+    ) -> Response:
         """Upload a file (multipart/form-data with ``file`` and ``purpose``), or have one fetched
         from a URL (JSON). The same file again is answered with the first."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         with (
             uploads.passed(),
             Draft(settings.file("uploads"), settings.max_file_bytes) as draft,
         ):
-            if kind == "multipart/form-data":
-                purpose, filename = await _receive(request, draft)
-            elif kind == "application/json":
-                body = await read_object(request, settings.max_body_bytes)
-                purpose, filename = await _fetch(body, draft, settings.allowed_urls)
-            else:
-                raise UserError(
-                    f"a file cannot come as {kind[:80] or 'nothing'!r}",
-                    hint="send multipart/form-data with file and purpose, or JSON with a url",
-                )
-            return file_document(await files.add(key.tenant, draft, purpose, filename))
+            wanted = await _read(request, draft, settings.max_body_bytes)
+
+            async def work() -> Response:
+                if wanted.url is not None:
+                    await fetch(
+                        wanted.url,
+                        draft.write,
+                        param="url",
+                        max_bytes=draft.max_bytes,
+                        allowed=settings.allowed_urls,
+                    )
+                file = await files.add(key.tenant, draft, wanted.purpose, wanted.filename)
+                return answered(file_document(file), 201, f"/v1/files/{file.id}")
+
+            told = json.dumps([*wanted, None if wanted.url else draft.sha256]).encode()
+            return await service.once(key.tenant, idempotency_key, asked(request, told), work)
 
     @routes.get("")
     async def listed(key: Reader, after: After = None, limit: Limit = 20) -> rest.Page[rest.File]:
@@ -105,7 +128,21 @@ def file_document(record: FileRecord) -> rest.File:
     )
 
 
-async def _receive(request: Request, draft: Draft) -> tuple[rest.Purpose, str]:
+async def _read(request: Request, draft: Draft, max_body_bytes: int) -> _Wanted:
+    """What the request asks for; the file that it holds is in the draft then."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json":
+        body = await read_object(request, max_body_bytes)
+        try:
+            given = FromUrl.model_validate(body)
+        except ValidationError as error:
+            raise user_error(error, FromUrl, "the file") from error
+        return _Wanted(given.purpose, given.filename or name_in(given.url), given.url)
+    if kind != "multipart/form-data":
+        raise UserError(
+            f"a file cannot come as {kind[:80] or 'nothing'!r}",
+            hint="send multipart/form-data with file and purpose, or JSON with a url",
+        )
     form = await read_form(request, draft.write)
     if form.filename is None:
         raise UserError("the upload has no part 'file'", param="file")
@@ -113,18 +150,7 @@ async def _receive(request: Request, draft: Draft) -> tuple[rest.Purpose, str]:
     if unknown:
         name = min(unknown)[:80]
         raise UserError(f"the upload has a part {name!r}", param=name, hint="file and purpose")
-    return _purpose(form.fields.get("purpose")), form.filename
-
-
-async def _fetch(
-    body: dict[str, Any], draft: Draft, allowed: tuple[str, ...]
-) -> tuple[rest.Purpose, str]:
-    try:
-        asked = FromUrl.model_validate(body)
-    except ValidationError as error:
-        raise user_error(error, FromUrl, "the file") from error
-    await fetch(asked.url, draft.write, param="url", max_bytes=draft.max_bytes, allowed=allowed)
-    return asked.purpose, asked.filename or name_in(asked.url)
+    return _Wanted(_purpose(form.fields.get("purpose")), form.filename, None)
 
 
 def _purpose(given: str | None) -> rest.Purpose:
