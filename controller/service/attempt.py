@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Hashable, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 from controller.books import SAVE_EVERY_S, Books
@@ -27,9 +28,11 @@ from controller.ledger import Ledger
 from controller.orchestrator import Outcome
 from controller.platforms.local import LocalPlatform
 from controller.platforms.local_host import LocalHost
+from controller.platforms.local_logs import LogSlice
 from controller.service.events import JobEvent
 from controller.service.job_control import JobControl
 from controller.service.lease import Lease, Leases
+from controller.service.log_keeper import tailing
 from controller.service.registry import JobRecord, Setback
 from controller.service.reporter import Reporter, announce
 from controller.service.samples import SampleKeeper
@@ -47,7 +50,7 @@ from rlhfless.errors import (
 from rlhfless.messages import FunctionName
 from rlhfless.spec import JobSpec
 from rlhfless.spec_file import dump_spec
-from rlhfless.spec_secrets import merge
+from rlhfless.spec_secrets import merge, redacted, secret_texts
 
 ATTEMPTS: dict[type[RlhflessError], float] = {
     CapacityError: float("inf"),
@@ -120,6 +123,7 @@ class Attempt:
         ledger = Ledger({d.function: d.price_usd_per_hour for d in deployments(whole)})
         async with AsyncExitStack() as stack:
             enter = stack.enter_async_context
+            await enter(self._logging(whole))
             spec = await enter(service.inputs.materialised(whole, record.tenant, self.job))
             if not await self._journal.exists():
                 await self._journal.create(dump_spec(spec))
@@ -152,6 +156,18 @@ class Attempt:
             trackers.ended(outcome.status)
         await self._reporter.flush()
         return outcome
+
+    def _logging(self, spec: JobSpec) -> AbstractAsyncContextManager[None]:
+        def slices() -> list[LogSlice]:
+            return [] if self._platform is None else self._platform.log_slices()
+
+        def drop(read: Sequence[LogSlice]) -> None:
+            if self._platform is not None:
+                self._platform.drop_logs(read)
+
+        redact = partial(redacted, secrets=secret_texts(spec))
+        logs, fence = self._service.logs, self._lease.fence
+        return tailing(logs, self.job, fence, slices=slices, drop=drop, redact=redact)
 
     def _tracking(self, spec: JobSpec) -> AbstractAsyncContextManager[Trackers]:
         settings, name = self._service.settings, f"trackers/{self.job}"

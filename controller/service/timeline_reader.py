@@ -37,7 +37,7 @@ class Timelines:
         # The head first: what is written after it is left for the next page.
         head = await answer(read_head(self._redis, job))
         found: list[rest.Span] = []
-        chunk, index = place.chunk, 0 if place.went_on else place.index
+        chunk, index = place.chunk, 0 if place.went_on else place.seen
         while len(found) <= limit and chunk < head.next:
             chunks = await read_chunks(self._redis, job, chunk, CHUNKS_AT_ONCE)
             for kept in chunks:
@@ -48,16 +48,17 @@ class Timelines:
         if len(found) <= limit:
             # Spans of a lost replica have the ids already that they will be kept under.
             going_on = self._now() - head.seen_at <= LOST_AFTER_S
-            seen = place.index if place.chunk == head.next else 0
+            seen = place.seen if place.chunk == head.next else 0
             found += _documents(head.open, head.next, seen, going_on)
         return rest.Page(data=found[:limit], has_more=len(found) > limit)
 
 
 class _Place(NamedTuple):
-    """Where to go on: in the chunk of a number. ``went_on``: what was seen of it was open then."""
+    """Where to go on: in the chunk of a number, of which so many were ``seen``. If they
+    ``went_on``, they were open then."""
 
     chunk: int
-    index: int
+    seen: int
     went_on: bool
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import AsyncGenerator
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Header, Path
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 Step = Annotated[
     str, Path(pattern="^(latest|[0-9]{1,9})$", description="Steps done, or ``latest``.")
 ]
-_FILE = {
+_FILE: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {}}, "description": "The file."},
     206: {"content": {"application/octet-stream": {}}, "description": "A part of it."},
 }
