@@ -111,11 +111,11 @@ def check_file(named: Named, file: FileRecord) -> None:
     name = file.filename.lower()
     if file.purpose != wanted:
         raise bad(f"was uploaded as a {file.purpose}", f"upload it with purpose={wanted}")
-    assert isinstance(named.reference, FileReference)
     if named.kind == "reward":
-        if named.reference.member and not name.endswith(TAR_SUFFIXES):
+        inside = isinstance(named.reference, FileReference) and bool(named.reference.member)
+        if inside and not name.endswith(TAR_SUFFIXES):
             raise bad("is no tar with files in it", f"write {file.id}:{named.function}")
-        if not named.reference.member and not name.endswith(".py"):
+        if not inside and not name.endswith(".py"):
             raise bad("is no .py file", f"of a tar, write {file.id}/rewards.py:{named.function}")
     elif named.kind == "dataset":
         if not name.endswith((*DATA_SUFFIXES, *TAR_SUFFIXES)) and named.format == "auto":
