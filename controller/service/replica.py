@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import socket
@@ -17,7 +18,7 @@ from controller.redis_server import open_redis
 from controller.service.app import create_app
 from controller.service.driver import Driver
 from controller.service.lease import Leases
-from controller.service.service import Service
+from controller.service.service import Estimator, Service
 from controller.service.settings import Settings
 from controller.service.webhook_sender import WebhookSender
 from rlhfless.errors import UnauthenticatedError, UserError, of_os_error
@@ -26,8 +27,10 @@ GRACE_S = 5
 """Requests that are being answered when the replica is to end have so long."""
 KEEP_ALIVE_S = 30
 """An idle connection is closed after so long."""
+TIDY_S = 24 * 3600
 ADMIN_KEY = "admin-key"
 FIRST_TENANT = "default"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,10 @@ async def serve(
     port: int,
     redis_url: str | None,
     ready: Callable[[Serving], None],
+    estimator: Estimator | None = None,
 ) -> None:
-    """Until it is cancelled. ``port`` 0: any that is free. ``ready`` is told where it serves."""
+    """Until it is cancelled. ``port`` 0: any that is free. ``ready`` is told where it serves.
+    ``estimator``: see ``Service``."""
     listening = _listen(host, port)
     name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
     with contextlib.closing(listening):
@@ -53,7 +58,7 @@ async def serve(
             open_redis(settings.file("redis"), redis_url, restart=True) as redis,
             LocalHost(settings.file("logs", name)) as local,
         ):
-            service = Service(redis, settings)
+            service = Service(redis, settings, estimator)
             admin_key = await _first_key(service, own=redis_url is None)
             leases = Leases(redis, name)
             driver = Driver(service, local, leases)
@@ -61,6 +66,7 @@ async def serve(
             async with asyncio.TaskGroup() as group:
                 driving = group.create_task(driver.run(), name="driver")
                 sending = group.create_task(webhooks.run(), name="webhooks")
+                tidying = group.create_task(_tidying(service), name="tidy")
                 async with _answering(service, listening):
                     ready(Serving(_url(listening), admin_key))
                     try:
@@ -68,6 +74,17 @@ async def serve(
                     finally:
                         driving.cancel()
                         sending.cancel()
+                        tidying.cancel()
+
+
+async def _tidying(service: Service) -> None:
+    """Once in a while, remove what crashes left of uploads."""
+    while True:
+        try:
+            await service.files.sweep()
+        except Exception:  # the boundary of the task: the next time will do
+            _log.exception("the files were not tidied up")
+        await asyncio.sleep(TIDY_S)
 
 
 @contextlib.asynccontextmanager

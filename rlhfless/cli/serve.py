@@ -39,6 +39,7 @@ def serve_here(wishes: Wishes) -> None:
     """Serve until Ctrl-C or SIGTERM."""
     from controller.service.replica import serve
     from controller.service.settings import Settings
+    from simulator.service_estimate import estimate_apart
 
     logging.basicConfig(
         level=_level(wishes.log_level), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -68,7 +69,9 @@ def serve_here(wishes: Wishes) -> None:
         say("Ctrl-C stops it; jobs go on when it is started again.")
 
     try:
-        run_interruptible(serve(settings, wishes.host, wishes.port, redis_url, ready))
+        run_interruptible(
+            serve(settings, wishes.host, wishes.port, redis_url, ready, estimate_apart)
+        )
     except (KeyboardInterrupt, asyncio.CancelledError):
         typer.echo("stopped; jobs go on when it is started again")
 
