@@ -183,7 +183,7 @@ class Answers:
                 files=files,
                 metrics={"reward/mean": 0.8},
             )
-            for step in (10, self.steps)
+            for step in (self.steps, 10)  # newest first
         ]
 
     def _logs(self) -> list[rest.LogLine]:

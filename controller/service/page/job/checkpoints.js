@@ -26,7 +26,7 @@ export function checkpointsTab(place, model, signal) {
     if (!found) return;
     if (!found.length) return fill(list, nothingYet(model));
     if (!shown.size) fill(list);
-    for (const checkpoint of found) {
+    for (const checkpoint of found.sort((a, b) => a.step - b.step)) {
       if (shown.has(checkpoint.id)) continue;
       shown.add(checkpoint.id);
       list.prepend(entry(checkpoint, model, signal));

@@ -7,6 +7,7 @@ import { coalesced, repeat } from "../wait.js";
 
 const KEPT_EVENTS = 2000;
 const SOON_MS = 150;
+const SPANS_AT_ONCE = 1000;
 const EVERY_MS = 4000; // what costs grows between events, too
 
 /** Tells of `job`, `metrics` and `event`; `failed` of an error with it. `spans` come on demand. */
@@ -76,7 +77,7 @@ export class JobModel extends EventTarget {
     const goingOn = [];
     const ended = [];
     const from = this.#ended.at(-1)?.id ?? null;
-    for await (const page of pages(`${this.path}/timeline`, {}, this.#signal, from)) {
+    for await (const page of pages(`${this.path}/timeline`, { limit: SPANS_AT_ONCE }, this.#signal, from)) {
       for (const span of page) (span.end_at === null ? goingOn : ended).push(span);
     }
     this.#ended.push(...ended);

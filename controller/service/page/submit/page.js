@@ -1,6 +1,6 @@
 // Write a job, attach its files, see what it would take, submit it.
 
-import { get, newIdempotencyKey, post } from "../api.js";
+import { address, get, newIdempotencyKey, post } from "../api.js";
 import { fill, h } from "../dom.js";
 import { announce, attempt, loading, problemBox } from "../notices.js";
 import { attachments } from "./attachments.js";
@@ -16,6 +16,7 @@ export function submitView(main, _, signal) {
   const files = attachments(() => text.value, signal);
   const refused = h("div");
   const estimate = h("div", { "aria-live": "polite" });
+  const cluster = h("input", { id: "cluster", placeholder: "chosen for you", autocomplete: "off", spellcheck: "false" });
   const estimating = h("button", { type: "button", onclick: showEstimate }, "Estimate time and cost");
   const submitting = h("button", { type: "submit", class: "main" }, "Submit job");
   let key = newIdempotencyKey(); // of what is written now: to send it again makes no second job
@@ -39,7 +40,8 @@ export function submitView(main, _, signal) {
       h("p", { id: "job-help", class: "soft small" }, "A job file, YAML or JSON. The quick start fills in one that needs nothing else."),
       files.element,
       refused,
-      h("div", { class: "row" }, submitting, estimating),
+      h("div", { class: "row" }, submitting, estimating,
+        h("span", { class: "pair" }, h("label", { for: "cluster" }, "on cluster"), cluster)),
     ),
     estimate,
     models(signal),
@@ -94,7 +96,7 @@ export function submitView(main, _, signal) {
   async function showEstimate() {
     if (!text.reportValidity() || !complete()) return;
     fill(estimate, loading("Simulating the job …"));
-    const found = await busy(estimating, () => send("v1/estimates"));
+    const found = await busy(estimating, () => send(address("v1/estimates", { cluster: cluster.value.trim() || null })));
     fill(estimate, found && estimateView(found));
   }
 
