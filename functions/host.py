@@ -75,6 +75,7 @@ def run(config: HostConfig) -> NoReturn:
         logging.basicConfig(
             stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
+        logging.getLogger("functions").setLevel(logging.INFO)  # what user code prints, too
         _set_threads(config.threads)
         function = _load(config)
         asyncio.run(_serve(config, function))
