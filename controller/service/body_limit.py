@@ -1,7 +1,9 @@
-"""No request body is larger than it may be, whoever reads it and however it is sent."""
+"""No request body is larger than it may be, or comes for ever, whoever reads it and however it is
+sent."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from starlette.exceptions import HTTPException
@@ -11,8 +13,19 @@ from controller.service.http import problem
 from controller.service.refusals import TooLargeError
 
 
-class BodyTooLarge(HTTPException):
+IDLE_S = 60.0
+"""The next part of a body must have come by then."""
+
+
+class BodyTooSlow(HTTPException):
     """Raised in whoever reads the body; of all errors, frameworks let this family through."""
+
+    def __init__(self, idle_s: float) -> None:
+        super().__init__(408, f"nothing of the request body came for {idle_s:g} s")
+
+
+class BodyTooLarge(HTTPException):
+    """As above."""
 
     def __init__(self, most: int) -> None:
         super().__init__(413, f"a request body may have {most} bytes")
@@ -21,8 +34,11 @@ class BodyTooLarge(HTTPException):
 class BodyLimit:
     """``most`` bytes a body may have, or as many as ``by_path`` says for its path."""
 
-    def __init__(self, most: int, by_path: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, most: int, by_path: Mapping[str, int] | None = None, idle_s: float = IDLE_S
+    ) -> None:
         self._most = most
+        self._idle_s = idle_s
         self._by_path = by_path or {}
 
     async def __call__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
@@ -31,11 +47,18 @@ class BodyLimit:
             error = TooLargeError(f"a request body may have {most} bytes")
             await problem(error)(scope, receive, send)
             return
-        got = 0
+        got, whole = 0, False
 
         async def receive_bounded() -> Message:
-            nonlocal got
-            message = await receive()
+            nonlocal got, whole
+            if whole:
+                return await receive()  # until the caller goes away
+            try:
+                async with asyncio.timeout(self._idle_s):
+                    message = await receive()
+            except TimeoutError:
+                raise BodyTooSlow(self._idle_s) from None
+            whole = not message.get("more_body", False)
             if message["type"] == "http.request":
                 got += len(message.get("body", b""))
                 if got > most:

@@ -5,8 +5,8 @@ JSON in the access log, its numbers for Prometheus, an entry in the audit log if
 and an answer when a defect of ours left none. Plain ASGI, which passes each message on as it comes:
 streams stay streams.
 
-The access log is the logger ``controller.service.access``; it has no query strings, headers or
-bodies.
+The access log is the logger ``controller.service.access``, at the level info; it has no query
+strings, headers or bodies.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import json
 import logging
 import re
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,14 @@ _PLAIN_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
 
 _log = logging.getLogger(__name__)
 _access = logging.getLogger("controller.service.access")
+
+
+def write_access_log() -> None:
+    """Lines of the access log go to standard error as they are, JSON and nothing else."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    _access.handlers = [handler]
+    _access.propagate = False
 
 
 @dataclass
@@ -133,6 +142,7 @@ class Edge:
         key, client = request.key, request.scope.get("client")
         elapsed_s = asyncio.get_running_loop().time() - request.start_s
         line: dict[str, Any] = {
+            "at": round(time.time(), 3),
             "request": request.id,
             "client": client[0] if client else None,
             "method": request.method,

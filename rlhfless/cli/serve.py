@@ -37,6 +37,7 @@ class Wishes:
 
 def serve_here(wishes: Wishes) -> None:
     """Serve until Ctrl-C or SIGTERM."""
+    from controller.service.edge import write_access_log
     from controller.service.replica import serve
     from controller.service.settings import Settings
     from simulator.service_estimate import estimate_apart
@@ -44,7 +45,8 @@ def serve_here(wishes: Wishes) -> None:
     logging.basicConfig(
         level=_level(wishes.log_level), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # its lines have URLs of users in them
+    write_access_log()
     data = os.path.abspath(wishes.data)
     settings = Settings(
         folder=data,

@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from controller.service.audit import MAX_TARGET_CHARS, Audit, AuditEntry, is_audited, masked
-from controller.service.body_limit import BodyLimit
+from controller.service.body_limit import BodyLimit, BodyTooSlow
 from controller.service.edge import Edge
 from controller.service.guard import BURST
 from controller.service.metrics import ServiceMetrics
@@ -277,6 +277,32 @@ def test_a_body_is_bounded_per_path() -> None:
         refused(await user.post("/v1/files", content=chunks(), headers=headers), 422)
 
     with_api(test)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for_for_ever() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["more_body"]
+        with pytest.raises(BodyTooSlow):
+            await receive()
+        done.append("slow")
+
+    done: list[str] = []
+    messages = [{"type": "http.request", "body": b"x", "more_body": True}]
+
+    async def receive() -> Message:
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop()
+
+    async def main() -> None:
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+        await BodyLimit(10, idle_s=0.01)(app, scope, receive, no_send)
+
+    async def no_send(_: Message) -> None:
+        raise AssertionError
+
+    asyncio.run(main())
+    assert done == ["slow"]
 
 
 def test_the_documentation_needs_nothing_from_elsewhere() -> None:
