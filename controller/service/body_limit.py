@@ -12,7 +12,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from controller.service.http import problem
 from controller.service.refusals import TooLargeError
 
-
 IDLE_S = 60.0
 """The next part of a body must have come by then."""
 
