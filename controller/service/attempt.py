@@ -37,7 +37,7 @@ from controller.service.registry import JobRecord, Setback
 from controller.service.reporter import Reporter, announce
 from controller.service.samples import SampleKeeper
 from controller.service.service import Service
-from controller.service.states import State
+from controller.service.states import FINAL, State
 from controller.service.timeline_log import recording
 from rlhfless.errors import (
     CapacityError,
@@ -107,6 +107,7 @@ class Attempt:
                 else:
                     await self._ended(outcome)
         except* LostLeaseError:
+            self._service.metrics.lease_lost()
             _log.info("job %s is driven by another replica now", self._record.id)
         except* _EndedElsewhereError:
             _log.info("job %s was ended meanwhile", self._record.id)
@@ -118,6 +119,8 @@ class Attempt:
 
     async def _drive(self) -> Outcome:
         service, record = self._service, self._record
+        if record.state == "queued":
+            service.metrics.waited(max(0.0, time.time() - record.entered["queued"].at))
         await self._move("running")
         whole = merge(record.spec, await service.registry.secrets(self.job))
         ledger = Ledger({d.function: d.price_usd_per_hour for d in deployments(whole)})
@@ -229,7 +232,8 @@ class Attempt:
         usage, tenants = self._books.usage(now_s), self._service.tenants
         try:
             await self._journal.note(**self._books.notes(now_s))
-            await tenants.book(self._record.tenant, self.job, usage, self._lease.fence)
+            fresh = await tenants.book(self._record.tenant, self.job, usage, self._lease.fence)
+            self._service.metrics.booked(fresh)
         except LostLeaseError:
             return  # whoever keeps the lease ends the run
         except (TransientError, CapacityError) as error:
@@ -251,6 +255,8 @@ class Attempt:
         known = error if isinstance(error, RlhflessError) else _defect(error)
         if not isinstance(error, RlhflessError):
             _log.error("job %s met a defect", self._record.id, exc_info=error)
+        known.detail = self._service.inputs.shown(known.detail)
+        known.hint = None if known.hint is None else self._service.inputs.shown(known.hint)
         setback = self._record.setback
         fresh = setback is None or self._reporter.made_steps
         attempts = 1 if fresh or setback is None else setback.attempts + 1
@@ -262,6 +268,7 @@ class Attempt:
             return
         wait_s = min(LONGEST_WAIT_S, 2.0 ** (attempts - 1))
         _log.warning("job %s is tried again in %g s: %s", self._record.id, wait_s, known.detail)
+        self._service.metrics.job_retried()
         self._reporter.say(
             JobEvent(type="setback", level="warning", message=known.detail, data={"wait_s": wait_s})
         )
@@ -282,7 +289,7 @@ class Attempt:
         setback: Setback | None = None,
     ) -> JobRecord:
         try:
-            return await self._service.registry.move(
+            moved = await self._service.registry.move(
                 self._record.tenant,
                 self._record.id,
                 state,
@@ -296,6 +303,9 @@ class Attempt:
             raise
         except ConflictError as conflict:
             raise _EndedElsewhereError from conflict
+        if state in FINAL:
+            self._service.metrics.job_ended(state)
+        return moved
 
 
 class _EndedElsewhereError(Exception):
