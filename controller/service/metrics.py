@@ -54,8 +54,8 @@ class ServiceMetrics:
             "queue_wait_seconds", "From accepted or resumed to its first instances", _WAIT_S
         )
         self._lease_losses = counter("lease_losses", "Leases lost to another replica")
-        self._retries = counter("job_retries", "Jobs taken up again after their driver ended")
-        self._function_s = counter("function_seconds", "Instance-seconds booked", "function")
+        self._retries = counter("job_retries", "Jobs put back into the queue by a setback")
+        self._function_s = counter("function_seconds", "Instance-seconds booked to tenants")
         self._estimates = gauge("estimates_running", "Estimates being simulated now")
 
     # --- set by the app ---------------------------------------------------------------------------
@@ -110,8 +110,8 @@ class ServiceMetrics:
     def job_retried(self) -> None:
         self._retries.inc()
 
-    def booked(self, function: str, seconds: float) -> None:
-        self._function_s.labels(function).inc(seconds)
+    def booked(self, seconds: float) -> None:
+        self._function_s.inc(seconds)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -119,28 +119,32 @@ class Tenants:
 
     async def book(
         self, tenant: str, job: str, usage: Mapping[Any, Usage], fence: Fence | None = None
-    ) -> None:
-        """Book what a job has used in all so far, by function. With a ``fence``, raises
-        ``LostLeaseError`` if it is no longer valid."""
+    ) -> float:
+        """Book what a job has used in all so far, by function; the function-seconds that were not
+        booked before. With a ``fence``, raises ``LostLeaseError`` if it is no longer valid."""
         total = Used.of(usage)
         key = _booked_key(job)
 
-        async def plan(pipe: Any) -> None:
+        async def plan(pipe: Any) -> float:
             if fence is not None:
                 await check_fence(pipe, job, fence)
             raw = await pipe.get(key)
             booked = Used() if raw is None else _decode_used(raw)
             pairs = {name: (getattr(booked, name), getattr(total, name)) for name in _AMOUNTS}
             if all(new <= old for old, new in pairs.values()):
-                return
+                return 0.0
             pipe.multi()
             month = _usage_key(tenant, self.month())
             for name, (old, new) in pairs.items():
                 if new > old:
                     pipe.hincrbyfloat(month, name, new - old)
             pipe.set(key, _encode(Used(**{name: max(pair) for name, pair in pairs.items()})))
+            return max(0.0, total.function_seconds - booked.function_seconds)
 
-        await answer(self._redis.transaction(plan, key, fence_key(job)))
+        transaction = self._redis.transaction(plan, key, fence_key(job), value_from_callable=True)
+        fresh = await answer(transaction)
+        assert isinstance(fresh, float)
+        return fresh
 
     async def usage(self, tenant: str, month: str | None = None) -> Used:
         """What a tenant used in a month, ``yyyy-mm``; None: this one."""

@@ -48,7 +48,7 @@ def router(service: Service) -> APIRouter:
     async def _estimate(tenant: str, spec: JobSpec, cluster: str | None) -> rest.Estimate:
         if service.estimator is None:
             raise NotFoundError("this service makes no estimates")
-        with gate.passed():
+        with gate.passed(), service.metrics.estimate():
             await service.references.check(spec, tenant)
             async with service.inputs.materialised(spec, tenant, download=False) as local:
                 # Shielded, so that the gate counts a simulation until it has really ended.

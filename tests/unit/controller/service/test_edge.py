@@ -173,8 +173,8 @@ def test_the_drivers_numbers() -> None:
     metrics.lease_lost()
     metrics.job_retried()
     metrics.job_ended("failed")
-    metrics.booked("rollout", 2.5)
-    metrics.booked("rollout", 2.5)
+    metrics.booked(2.5)
+    metrics.booked(2.5)
     with metrics.estimate(), metrics.event_stream():
         text = metrics.text().decode()
     for line in (
@@ -186,7 +186,7 @@ def test_the_drivers_numbers() -> None:
         "rlhfless_lease_losses_total 1.0",
         "rlhfless_job_retries_total 1.0",
         'rlhfless_jobs_ended_total{state="failed"} 1.0',
-        'rlhfless_function_seconds_total{function="rollout"} 5.0',
+        "rlhfless_function_seconds_total 5.0",
         "rlhfless_estimates_running 1.0",
         "rlhfless_event_streams_open 1.0",
     ):

@@ -82,8 +82,8 @@ def test_totals_are_booked_once_into_their_month() -> None:
     async def test(world: World) -> None:
         tenants = world.tenants
         usage = {"rollout": Usage(busy_s=10.0, usd=1.0), "reward": Usage(idle_s=2.0, usd=None)}
-        for _ in range(3):
-            await tenants.book("acme", "job-1", usage)
+        booked = [await tenants.book("acme", "job-1", usage) for _ in range(3)]
+        assert booked == [12.0, 0.0, 0.0]
         await tenants.book("acme", "job-1", {"rollout": Usage(busy_s=4.0, usd=0.5)})  # an older one
         await tenants.book("acme", "job-2", {"rollout": Usage(cold_s=1.0, usd=0.25)})
         expected = Used(function_seconds=13.0, usd=1.25, unpriced_seconds=2.0)
