@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -68,15 +68,19 @@ class Samples:
 
     async def page(
         self, job: str, step: int, sort: Sort, after: str | None, limit: int, *, tokens: bool
-    ) -> rest.Page[rest.Rollout]:
-        """Samples of a committed step, counted from 1, that come after the sample ``after``.
+    ) -> bytes:
+        """Samples of a committed step, counted from 1, that come after the sample ``after``, as
+        they are sent (``rest.Page[rest.Rollout]``): a page of long responses with their tokens is
+        megabytes, which are written beside the event loop.
+
         Raises ``GoneError`` if the store has lost them, ``NotFoundError`` if there is no sample
-        ``after``, ``TransientError``."""
+        ``after``, ``TransientError``.
+        """
         return await self._reads.read(self._page, job, step, sort, after, limit, tokens)
 
     def _page(
         self, job: str, step: int, sort: Sort, after: str | None, limit: int, tokens: bool
-    ) -> rest.Page[rest.Rollout]:
+    ) -> bytes:
         found = self._step(job, step)
         order = found.order(sort)
         if after is not None:
@@ -85,10 +89,11 @@ class Samples:
             order = order[order.index(found.places[after]) + 1 :]
         try:
             rows = [_row(found.lines[place]) for place in order[:limit]]
+            data = [_values(row, step, tokens) for row in rows]
         except ValueError as error:
             raise _damaged(step) from error
-        data = [_document(row, step, tokens) for row in rows]
-        return rest.Page(data=data, has_more=len(order) > limit)
+        page: rest.Page[rest.Rollout] = rest.Page(data=[], has_more=len(order) > limit)
+        return msgspec.json.encode({**page.model_dump(), "data": data})
 
     def _step(self, job: str, step: int) -> _Step:
         key = (job, step)
@@ -119,12 +124,9 @@ def _damaged(step: int) -> GoneError:
     return GoneError(f"the samples of step {step} are damaged")
 
 
-def _document(row: SampleRow, step: int, tokens: bool) -> rest.Rollout:
-    shown = None
-    if tokens:
-        pairs = zip(row.pieces, row.logprobs, strict=True)
-        shown = [rest.TokenShown(text=text, logprob=logprob) for text, logprob in pairs]
-    return rest.Rollout(
+def _values(row: SampleRow, step: int, tokens: bool) -> dict[str, Any]:
+    """The sample's document. Its tokens, which may be very many, were checked as they were read."""
+    document = rest.Rollout(
         id=row.id,
         step=step,
         prompt=row.prompt,
@@ -134,5 +136,9 @@ def _document(row: SampleRow, step: int, tokens: bool) -> rest.Rollout:
         num_tokens=row.num_tokens,
         finish_reason=row.finish_reason,
         version=row.version,
-        tokens=shown,
     )
+    values = document.model_dump()
+    if tokens:
+        pairs = zip(row.pieces, row.logprobs, strict=True)
+        values["tokens"] = [{"text": text, "logprob": logprob} for text, logprob in pairs]
+    return values

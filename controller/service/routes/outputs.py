@@ -58,7 +58,6 @@ def router(service: Service) -> APIRouter:
     async def rollouts(
         job: str,
         key: Reader,
-        response: Response,
         step: Step = None,
         sort: Sorted = "id",
         tokens: Tokens = False,
@@ -76,8 +75,7 @@ def router(service: Service) -> APIRouter:
         if same(if_none_match, headers["ETag"]):
             return Response(status_code=304, headers=headers)
         page = await service.samples.page(job, chosen, sort, after, limit, tokens=tokens)
-        response.headers.update(headers)
-        return page
+        return Response(page, headers=headers, media_type="application/json")
 
     return routes
 

@@ -19,6 +19,7 @@ from controller.service.reads import GoneError, Reads
 from controller.service.sample_reader import Samples
 from controller.service.samples import SampleKeeper, samples_name
 from controller.tokenizer import PromptTokenizer
+from rlhfless import rest
 from rlhfless.errors import NotFoundError, TransientError
 from rlhfless.objects import ObjectStore
 from rlhfless.spec import JobSpec, ModelSpec
@@ -71,7 +72,8 @@ def pages(samples: Samples, sort: Any, limit: int, tokens: bool = False) -> list
         found: list[Any] = []
         while True:
             after = found[-1].id if found else None
-            page = await samples.page("job", 1, sort, after, limit, tokens=tokens)
+            sent = await samples.page("job", 1, sort, after, limit, tokens=tokens)
+            page = rest.Page[rest.Rollout].model_validate_json(sent)
             found += page.data
             if not page.has_more:
                 return found
