@@ -115,8 +115,8 @@ class Display:
     def _line(self, metrics: dict[str, float]) -> str:
         step, reward, length, longest, actors, idle, held, took = cells(metrics)
         return (
-            f"step {step}/{self.total_steps}  reward {reward}  length {length} (max {longest})  "
-            f"actors {actors}  idle {idle}  function-seconds {held}  {took} s"
+            f"step {step}/{self.total_steps or '?'}  reward {reward}  "
+            f"length {length} (max {longest})  actors {actors}  idle {idle}  function-seconds {held}  {took} s"
         )
 
     def _render(self) -> Group:

@@ -32,6 +32,8 @@ def reporting(verbose: bool) -> Iterator[None]:
         yield
     except (typer.Exit, typer.Abort):
         raise
+    except BrokenPipeError:  # `| head` has enough: typer ends us quietly
+        raise
     except BaseException as raised:  # the boundary of the program
         error = first_error(raised)
         if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):

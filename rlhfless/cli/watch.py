@@ -63,7 +63,8 @@ class _Watched:
         async with AsyncClient(retries=RETRIES) as client:
             job = await client.jobs.find(self._name)
             self.job_id = job.id
-            display = Display(Console(), job.progress.total_steps)
+            steps = job.progress.total_steps or job.spec.get("training", {}).get("steps")
+            display = Display(Console(), steps)
             display.say(f"{job.id}  {job.name}")
             with display:
                 _look(job, display)
