@@ -116,7 +116,8 @@ class Display:
         step, reward, length, longest, actors, idle, held, took = cells(metrics)
         return (
             f"step {step}/{self.total_steps or '?'}  reward {reward}  "
-            f"length {length} (max {longest})  actors {actors}  idle {idle}  function-seconds {held}  {took} s"
+            f"length {length} (max {longest})  actors {actors}  idle {idle}  "
+            f"function-seconds {held}  {took} s"
         )
 
     def _render(self) -> Group:
