@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -17,6 +18,9 @@ from rlhfless.spec import ModelSpec
 
 Overlong = Literal["error", "drop", "truncate_left"]
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+_LOADING = threading.Lock()
+"""transformers imports its parts when they are first asked for, and cannot for two threads at once:
+one of two jobs that start together would not find a class that is there."""
 
 
 class PromptTokenizer:
@@ -38,7 +42,8 @@ class PromptTokenizer:
                 param="model.path",
             )
         try:
-            tokenizer = _load_tokenizer(model.path)
+            with _LOADING:
+                tokenizer = _load_tokenizer(model.path)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(

@@ -154,3 +154,27 @@ def test_a_generic_tokenizer_is_loaded_without_torch(tiny_model_dir: Path) -> No
         "sys.exit('torch' in sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tiny_model_dir)], check=True)
+
+
+def test_jobs_that_start_together_load_their_tokenizers(tiny_model_dir: Path) -> None:
+    """In a process where transformers is not imported yet, as in a service's first moments."""
+    code = """
+import sys, threading, time
+from controller.tokenizer import PromptTokenizer
+from rlhfless.spec import ModelSpec
+
+def load(number):
+    time.sleep(0.1 * number)  # into each other's imports
+    loaded.append(PromptTokenizer.load(ModelSpec(path=sys.argv[1])))
+
+loaded = []
+threads = [threading.Thread(target=load, args=(number,)) for number in range(12)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(loaded))
+"""
+    command = [sys.executable, "-c", code, str(tiny_model_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["12"], done.stderr
