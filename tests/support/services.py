@@ -19,6 +19,7 @@ from redis import Redis
 from controller.redis_server import server_binary
 from rlhfless import Client, rest
 from rlhfless.errors import RlhflessError
+from tests.support.processes import lives
 from tests.support.runs import WAIT_S, Running, Workplace
 
 END_S = 20.0
@@ -197,5 +198,22 @@ def assert_whole(client: Client, job: str, steps: int) -> None:
     assert found.progress.steps_done == steps
 
 
-def gone(pid: int) -> bool:
-    return not os.path.exists(f"/proc/{pid}")
+def below(pid: int, name: str) -> list[int]:
+    """Living processes that a process has started, and those that they have, whose name begins so;
+    that of an instance is ``rlhf-`` and its function."""
+    parents: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and lives(int(entry)):
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{entry}/stat").read_text()
+                parents[int(entry)] = int(stat.rpartition(")")[2].split()[1])
+    found = []
+    for child in parents:
+        above = child
+        while above in parents and above != pid:
+            above = parents[above]
+        if above == pid and child != pid:
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{child}/comm").read_text().startswith(name):
+                    found.append(child)
+    return found
