@@ -39,14 +39,15 @@ export async function get(path, query, signal) {
 
 /** Post a JSON value, or text of another media type. */
 export async function post(path, value, { type = "application/json", headers, signal } = {}) {
-  const body = typeof value === "string" ? value : value === undefined ? undefined : JSON.stringify(value);
+  const body =
+    typeof value === "string" ? value : value === undefined ? undefined : JSON.stringify(value);
   const all = body === undefined ? headers : { "Content-Type": type, ...headers };
   return (await send("POST", path, { body, headers: all, signal })).json();
 }
 
 /** Every entry of a paged list after `after`, a page at a time. */
 export async function* pages(path, query, signal, after = null) {
-  for (let more = true; more; ) {
+  for (let more = true; more;) {
     const page = await get(path, { limit: PER_PAGE, ...query, after }, signal);
     if (page.data.length) yield page.data;
     after = page.data.at(-1)?.id ?? after;

@@ -52,7 +52,12 @@ export function percent(share) {
 export function ago(at) {
   const seconds = Math.max(0, Date.now() / 1000 - at);
   if (seconds < 10) return "now";
-  const units = [[60, "s"], [3600, "min"], [86400, "h"], [Infinity, "d"]];
+  const units = [
+    [60, "s"],
+    [3600, "min"],
+    [86400, "h"],
+    [Infinity, "d"],
+  ];
   const [index] = units.map(([below], n) => (seconds < below ? n : -1)).filter((n) => n >= 0);
   return `${Math.floor(seconds / (index ? units[index - 1][0] : 1))} ${units[index][1]} ago`;
 }

@@ -67,7 +67,8 @@ export function jobsView(main, signal) {
       if (!rows.has(job.id)) rows.set(job.id, jobRow(job));
       const { element, update } = rows.get(job.id);
       update(job);
-      if (body.children[index] !== element) body.insertBefore(element, body.children[index] ?? null);
+      if (body.children[index] !== element)
+        body.insertBefore(element, body.children[index] ?? null);
     });
   }
 
@@ -77,10 +78,10 @@ export function jobsView(main, signal) {
 }
 
 function nothingYet() {
-  return emptyBox(
-    "No job has been submitted yet.",
-    [h("a", { href: "#/submit" }, "Submit one"), ": the quick start takes a minute."],
-  );
+  return emptyBox("No job has been submitted yet.", [
+    h("a", { href: "#/submit" }, "Submit one"),
+    ": the quick start takes a minute.",
+  ]);
 }
 
 // The roles are said again because narrow windows show rows as cards, and then browsers forget
@@ -93,7 +94,11 @@ function frame(body) {
     h(
       "thead",
       { role: "rowgroup" },
-      h("tr", { role: "row" }, COLUMNS.map((name) => h("th", { scope: "col", role: "columnheader" }, name))),
+      h(
+        "tr",
+        { role: "row" },
+        COLUMNS.map((name) => h("th", { scope: "col", role: "columnheader" }, name)),
+      ),
     ),
     body,
   );

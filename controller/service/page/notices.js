@@ -19,7 +19,11 @@ export function problemBox(error) {
 
 /** What is shown where there is nothing yet, and what to do then. */
 export function emptyBox(...told) {
-  return h("div", { class: "empty" }, told.map((line) => h("p", {}, line)));
+  return h(
+    "div",
+    { class: "empty" },
+    told.map((line) => h("p", {}, line)),
+  );
 }
 
 export function loading(what = "Loading …") {

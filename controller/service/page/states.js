@@ -15,7 +15,11 @@ const MEANING = {
 };
 
 export function statePill(state) {
-  return h("span", { class: `pill ${state in MEANING ? state : ""}`, title: MEANING[state] }, state);
+  return h(
+    "span",
+    { class: `pill ${state in MEANING ? state : ""}`, title: MEANING[state] },
+    state,
+  );
 }
 
 /** What a job in a state may be asked to do. */

@@ -15,7 +15,11 @@ export function table(caption, columns, rows, { css = "" } = {}) {
       { class: css || null },
       h("caption", {}, caption),
       h("thead", {}, h("tr", {}, heads)),
-      h("tbody", {}, rows.map((cells) => row(cells, named))),
+      h(
+        "tbody",
+        {},
+        rows.map((cells) => row(cells, named)),
+      ),
     ),
   );
 }

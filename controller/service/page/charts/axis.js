@@ -8,7 +8,9 @@ export function ticks(low, high, about = 5) {
   const step = power * [1, 2, 5, 10].find((each) => power * each >= rough * 0.7);
   const first = Math.ceil(low / step - 1e-9);
   const last = Math.floor(high / step + 1e-9);
-  return Array.from({ length: last - first + 1 }, (_, n) => Number(((first + n) * step).toPrecision(12)));
+  return Array.from({ length: last - first + 1 }, (_, n) =>
+    Number(((first + n) * step).toPrecision(12)),
+  );
 }
 
 /** A function from values between `low` and `high` to pixels between `from` and `to`. */

@@ -19,24 +19,40 @@ export function figure({ title, draw, step, pointed, asTable }) {
   });
   host.append(svg);
   const values = h("details", { class: "values" }, h("summary", {}, "Values as a table"));
-  const element = h("figure", {}, h("figcaption", {}, h("h3", {}, title), readout), host, asTable && values);
+  const element = h(
+    "figure",
+    {},
+    h("figcaption", {}, h("h3", {}, title), readout),
+    host,
+    asTable && values,
+  );
   let width = 0;
+  let frame = 0;
   let held = false; // the pointer or the keyboard is at something
 
   host.addEventListener("keydown", (event) => {
-    const told = ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End"].includes(event.key)
+    const told = ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End"].includes(
+      event.key,
+    )
       ? step(event.key)
       : null;
     if (told === null) return;
     event.preventDefault();
     read(told);
   });
-  host.addEventListener("pointermove", (event) => {
-    const box = host.getBoundingClientRect();
-    read(pointed(event.clientX - box.left, event.clientY - box.top));
+  host.addEventListener("pointermove", ({ clientX, clientY }) => {
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(() => {
+      const box = host.getBoundingClientRect();
+      read(pointed(clientX - box.left, clientY - box.top));
+    });
   });
-  host.addEventListener("pointerleave", () => read(pointed(null, null)));
-  host.addEventListener("blur", () => read(pointed(null, null)));
+  for (const left of ["pointerleave", "blur"]) {
+    host.addEventListener(left, () => {
+      cancelAnimationFrame(frame);
+      read(pointed(null, null));
+    });
+  }
   values.addEventListener("toggle", showTable);
   new ResizeObserver(([entry]) => {
     const now = Math.floor(entry.contentRect.width);

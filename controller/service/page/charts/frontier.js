@@ -19,7 +19,9 @@ export function frontierChart({ title, points, asked, across, upwards }) {
     step(key) {
       if (!points.length || key === "ArrowUp" || key === "ArrowDown") return null;
       const from = at ?? -1;
-      const to = { ArrowLeft: from - 1, ArrowRight: from + 1, Home: 0, End: points.length - 1 }[key];
+      const to = { ArrowLeft: from - 1, ArrowRight: from + 1, Home: 0, End: points.length - 1 }[
+        key
+      ];
       at = Math.min(Math.max(to, 0), points.length - 1);
       return told(points[at]);
     },
@@ -57,7 +59,11 @@ export function frontierChart({ title, points, asked, across, upwards }) {
         ticks(...times, Math.max(2, width / 110)).map((value) =>
           s("text", { class: "x", x: toX(value), y: floor + 17 }, number(value)),
         ),
-        s("text", { class: "x", x: (EDGE.left + width - EDGE.right) / 2, y: floor + 35 }, `time of the job, ${across}`),
+        s(
+          "text",
+          { class: "x", x: (EDGE.left + width - EDGE.right) / 2, y: floor + 35 },
+          `time of the job, ${across}`,
+        ),
         s("text", { class: "name", x: 4, y: 10 }, upwards),
         s("polyline", { points: places.map((place) => place.join(",")).join(" ") }),
         s("circle", { class: "asked", cx: toX(asked.time), cy: toY(asked.cost), r: 7 }),

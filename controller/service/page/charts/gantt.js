@@ -13,22 +13,28 @@ const FEW = 24; // lanes that get a comfortable height
 const WORDS = { busy: "busy", idle: "idle", cold: "starting" };
 
 export function legend() {
-  const entries = Object.entries(WORDS).map(([css, word]) => h("li", {}, h("i", { class: css }), word));
+  const entries = Object.entries(WORDS).map(([css, word]) =>
+    h("li", {}, h("i", { class: css }), word),
+  );
   return h("ul", { class: "legend", "aria-hidden": "true" }, entries);
 }
 
 /** `spans()` returns what is known; `window()` the moments [begin, end] (Unix seconds) to show. */
 export function gantt({ title, spans, window }) {
   let at = null; // [lane, bar] that is read out
+  let known = null; // lanes and the moments shown: made when there is news, not for each drawing
   let drawn = { rows: [], toX: () => 0 };
-  return figure({
+  const chart = figure({
     title,
     draw,
     step(key) {
       const { rows } = drawn;
       if (!rows.length) return null;
       const [lane, bar] = at ?? [0, rows[0].bars.length];
-      const rowNow = Math.min(Math.max(lane + ({ ArrowUp: -1, ArrowDown: 1 }[key] ?? 0), 0), rows.length - 1);
+      const rowNow = Math.min(
+        Math.max(lane + ({ ArrowUp: -1, ArrowDown: 1 }[key] ?? 0), 0),
+        rows.length - 1,
+      );
       const last = rows[rowNow].bars.length - 1;
       const barNow = { ArrowLeft: bar - 1, ArrowRight: bar + 1, Home: 0, End: last }[key] ?? bar;
       at = [rowNow, Math.min(Math.max(barNow, 0), last)];
@@ -38,8 +44,24 @@ export function gantt({ title, spans, window }) {
       at = x === null ? null : under(x, y);
       return at && told();
     },
-    asTable: () => table(title, ["Instance", "Function", "busy", "idle", "starting", "held"], byInstance(spans())),
+    asTable: () =>
+      table(
+        title,
+        ["Instance", "Function", "busy", "idle", "starting", "held"],
+        byInstance(spans()),
+      ),
   });
+  return { element: chart.element, update };
+
+  function update() {
+    known = null;
+    chart.update();
+  }
+
+  function look() {
+    const [begin, end] = window();
+    return { begin, end, rows: placed(lanes(spans(), end), begin) };
+  }
 
   function told() {
     const bar = drawn.rows[at[0]]?.bars[at[1]];
@@ -58,9 +80,8 @@ export function gantt({ title, spans, window }) {
   }
 
   function draw(width) {
-    const [begin, end] = window();
+    const { begin, end, rows } = (known ??= look());
     const toX = scale([begin, end], EDGE.left, width - EDGE.right);
-    const rows = placed(lanes(spans(), end), begin);
     drawn = { rows, toX };
     const floor = rows.length ? rows.at(-1).y + rows.at(-1).height + 4 : 60;
     const summary = rows.length
@@ -72,16 +93,39 @@ export function gantt({ title, spans, window }) {
       shapes: [
         time(begin, end, toX, floor, width),
         rows.map((row, index) => [
-          row.first && s("text", { class: "y", x: EDGE.left - 8, y: row.y + row.height / 2 + 4 }, row.function),
-          row.bars.map((bar, n) => rect(bar, row, at?.[0] === index && at[1] === n)),
+          row.first &&
+            s(
+              "text",
+              { class: "y", x: EDGE.left - 8, y: row.y + row.height / 2 + 4 },
+              row.function,
+            ),
+          seen(row, index).map(([bar, n]) => rect(bar, row, at?.[0] === index && at[1] === n)),
         ]),
       ],
     };
 
+    /** Of bars in the same pixel, the first. */
+    function seen(row, index) {
+      let last = -1;
+      return row.bars.flatMap((bar, n) => {
+        const marked = at?.[0] === index && at[1] === n;
+        const column = Math.round(toX(bar.end));
+        if (column === last && !marked) return [];
+        last = column;
+        return [[bar, n]];
+      });
+    }
+
     function rect(bar, { y, height }, marked) {
       const left = Math.max(toX(bar.start_at), EDGE.left);
       const wide = Math.max(toX(bar.end) - left, 0.7);
-      return s("rect", { class: `${bar.phase}${marked ? " marked" : ""}`, x: left, y, width: wide, height });
+      return s("rect", {
+        class: `${bar.phase}${marked ? " marked" : ""}`,
+        x: left,
+        y,
+        width: wide,
+        height,
+      });
     }
   }
 }

@@ -8,7 +8,9 @@ export function lanes(spans, now) {
   const lives = new Map();
   for (const span of [...spans].sort((a, b) => a.start_at - b.start_at)) {
     if (!lives.has(span.instance)) lives.set(span.instance, []);
-    lives.get(span.instance).push({ ...span, end: span.end_at ?? now, goesOn: span.end_at === null });
+    lives
+      .get(span.instance)
+      .push({ ...span, end: span.end_at ?? now, goesOn: span.end_at === null });
   }
   const found = [];
   for (const life of lives.values()) {
@@ -18,7 +20,7 @@ export function lanes(spans, now) {
     const lane = free ?? { function: life[0].function, until: 0, bars: [] };
     if (!free) found.push(lane);
     lane.bars.push(...merged(life));
-    lane.until = Math.max(...life.map((span) => span.end));
+    lane.until = life.reduce((until, span) => Math.max(until, span.end), 0);
   }
   return found.sort((a, b) => rank(a) - rank(b)); // stable: lanes of a function stay in order
 }

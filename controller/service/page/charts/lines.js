@@ -30,9 +30,14 @@ export function lineChart({ title, name, points }) {
       return at === null ? null : told(at);
     },
     asTable: () =>
-      table(`${title}, newest first`, ["Step", name], points().slice(-ROWS).reverse().map(
-        ([step, value]) => [String(step), number(value)],
-      )),
+      table(
+        `${title}, newest first`,
+        ["Step", name],
+        points()
+          .slice(-ROWS)
+          .reverse()
+          .map(([step, value]) => [String(step), number(value)]),
+      ),
   });
   return chart;
 
@@ -63,7 +68,9 @@ export function lineChart({ title, name, points }) {
     const marks = ticks(...steps, Math.max(2, width / 90))
       .filter((step) => Number.isInteger(step))
       .map((step) => s("text", { class: "x", x: toX(step), y: floor + 17 }, String(step)));
-    const shown = thinned(all, toX).map(([step, value]) => `${toX(step).toFixed(1)},${toY(value).toFixed(1)}`);
+    const shown = thinned(all, toX).map(
+      ([step, value]) => `${toX(step).toFixed(1)},${toY(value).toFixed(1)}`,
+    );
     const [step, value] = all[at ?? all.length - 1];
     return {
       height: HEIGHT,
@@ -72,7 +79,8 @@ export function lineChart({ title, name, points }) {
         levels,
         marks,
         s("polyline", { points: shown.join(" ") }),
-        at !== null && s("line", { class: "rule", x1: toX(step), x2: toX(step), y1: EDGE.top, y2: floor }),
+        at !== null &&
+          s("line", { class: "rule", x1: toX(step), x2: toX(step), y1: EDGE.top, y2: floor }),
         s("circle", { cx: toX(step), cy: toY(value), r: at === null ? 3 : 4 }),
       ],
     };

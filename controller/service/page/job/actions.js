@@ -6,7 +6,11 @@ import { announce, attempt } from "../notices.js";
 import { allowed } from "../states.js";
 import { ask } from "../dialog.js";
 
-const DONE = { pause: "The job will pause.", resume: "The job goes on.", cancel: "The job was cancelled." };
+const DONE = {
+  pause: "The job will pause.",
+  resume: "The job goes on.",
+  cancel: "The job was cancelled.",
+};
 
 export function actionButtons(model, signal) {
   const refused = h("div");
@@ -39,7 +43,8 @@ export function actionButtons(model, signal) {
       contents: h(
         "p",
         {},
-        "It ends at once and cannot go on. What its committed steps have left stays: weights, samples, metrics.",
+        "It ends at once and cannot go on. ",
+        "What its committed steps have left stays: weights, samples, metrics.",
       ),
       yes: "Cancel the job",
       no: "Keep it",
@@ -51,11 +56,23 @@ export function actionButtons(model, signal) {
   /** A job with a budget may be given another: it may have paused at its limit. */
   async function resume() {
     const budget = model.job.spec.budget ?? {};
-    const limits = ["max_usd", "max_function_seconds"].filter((name) => typeof budget[name] === "number");
+    const limits = ["max_usd", "max_function_seconds"].filter(
+      (name) => typeof budget[name] === "number",
+    );
     if (!limits.length) return act("resume");
     const inputs = limits.map((name) => budgetInput(name, budget[name]));
-    const contents = h("div", {}, h("p", {}, "Its budget may be raised:"), inputs.map((each) => each.row));
-    const sure = await ask({ title: `Resume ${model.job.name}?`, contents, yes: "Resume", no: "Not now" });
+    const contents = h(
+      "div",
+      {},
+      h("p", {}, "Its budget may be raised:"),
+      inputs.map((each) => each.row),
+    );
+    const sure = await ask({
+      title: `Resume ${model.job.name}?`,
+      contents,
+      yes: "Resume",
+      no: "Not now",
+    });
     if (!sure) return;
     const given = limits.map((name, index) => [name, inputs[index].input.valueAsNumber]);
     const same = given.every(([name, value]) => value === budget[name]);

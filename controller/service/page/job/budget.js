@@ -7,7 +7,14 @@ export function budgetCard(model) {
   const big = h("p", { class: "big" });
   const small = h("p", { class: "soft small" });
   const bars = h("div");
-  const element = h("section", { class: "card wide" }, h("h2", {}, "Cost so far"), big, small, bars);
+  const element = h(
+    "section",
+    { class: "card wide" },
+    h("h2", {}, "Cost so far"),
+    big,
+    small,
+    bars,
+  );
   return { element, show };
 
   function show() {
@@ -22,7 +29,9 @@ export function budgetCard(model) {
       bars,
       meter("USD", usd, spent.usd, forecast?.usd, max_usd),
       meter("function time", duration, spent.held_s, forecast?.held_s, max_function_seconds),
-      max_usd == null && max_function_seconds == null && h("p", { class: "soft small" }, "No budget is set."),
+      max_usd == null &&
+        max_function_seconds == null &&
+        h("p", { class: "soft small" }, "No budget is set."),
     );
   }
 }
@@ -41,7 +50,9 @@ function meter(name, format, spent, forecast, limit) {
   const over = (forecast ?? spent ?? 0) > limit;
   const words =
     `${format(spent)} of ${format(limit)} ${name} spent` +
-    (forecast == null ? "" : `, ${percent(forecast / limit)} forecast${over ? ": over the budget" : ""}`);
+    (forecast == null
+      ? ""
+      : `, ${percent(forecast / limit)} forecast${over ? ": over the budget" : ""}`);
   return h(
     "div",
     { class: over ? "meter over" : "meter" },

@@ -53,10 +53,15 @@ function entry(checkpoint, model, signal) {
     h(
       "p",
       { class: "soft" },
-      `${clock(created_at)} · ${bytes(total)}${reward === undefined ? "" : ` · reward ${number(reward)}`}`,
+      `${clock(created_at)} · ${bytes(total)}`,
+      reward !== undefined && ` · reward ${number(reward)}`,
     ),
     h("p", {}, "To begin another job here, write ", h("code", {}, `model: {path: "${reference}"}`)),
-    h("ul", { class: "files" }, files.map((file) => fileLine(checkpoint, file, model, signal))),
+    h(
+      "ul",
+      { class: "files" },
+      files.map((file) => fileLine(checkpoint, file, model, signal)),
+    ),
   );
 }
 
@@ -79,7 +84,12 @@ function fileLine(checkpoint, file, model, signal) {
     const name = file.name.split("/").map(encodeURIComponent).join("/");
     button.disabled = true;
     const blob = await attempt(refused, () =>
-      fetched(`${model.path}/checkpoints/${checkpoint.step}/files/${name}`, file.bytes, done, signal),
+      fetched(
+        `${model.path}/checkpoints/${checkpoint.step}/files/${name}`,
+        file.bytes,
+        done,
+        signal,
+      ),
     );
     button.disabled = false;
     if (!blob) return;

@@ -18,11 +18,11 @@ export function curves(model, signal) {
   let read = 0; // steps whose names are known
   const grid = h("div", { class: "charts" });
   const more = chart(() => choice.value, "Any metric");
-  const shown = [
-    ...FIRST.map((name) => chart(() => name, ...TITLES[name])),
-    klChart(),
-  ];
-  fill(grid, shown.map(({ element }) => element));
+  const shown = [...FIRST.map((name) => chart(() => name, ...TITLES[name])), klChart()];
+  fill(
+    grid,
+    shown.map(({ element }) => element),
+  );
   const picker = h(
     "details",
     { class: "more" },
@@ -41,14 +41,18 @@ export function curves(model, signal) {
     }
     if (choice.options.length !== names.size) {
       const chosen = choice.value || "reward/std";
-      fill(choice, [...names].sort().map((name) => h("option", { value: name }, name)));
+      fill(
+        choice,
+        [...names].sort().map((name) => h("option", { value: name }, name)),
+      );
       choice.value = names.has(chosen) ? chosen : choice.options[0].value;
     }
     for (const each of [...shown, more]) each.update();
   }
 
   function klChart() {
-    const name = () => KL.find((each) => model.metrics.some((entry) => each in entry.metrics)) ?? KL[1];
+    const name = () =>
+      KL.find((each) => model.metrics.some((entry) => each in entry.metrics)) ?? KL[1];
     const [title] = TITLES[model.job.spec.algorithm?.kl?.coefficient > 0 ? KL[0] : KL[1]];
     return chart(name, title, "KL");
   }

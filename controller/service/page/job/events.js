@@ -8,10 +8,19 @@ const SHOWN = 500;
 const LEVELS = { all: [], "warnings and errors": ["warning", "error"], errors: ["error"] };
 
 export function eventsTab(place, model, signal) {
-  const level = h("select", { id: "level" }, Object.keys(LEVELS).map((name) => h("option", { value: name }, name)));
+  const level = h(
+    "select",
+    { id: "level" },
+    Object.keys(LEVELS).map((name) => h("option", { value: name }, name)),
+  );
   const list = h("ol", { class: "events" });
   const nothing = emptyBox("Nothing of this kind has happened yet.");
-  fill(place, h("div", { class: "row" }, h("label", { for: "level" }, "Show"), level), list, nothing);
+  fill(
+    place,
+    h("div", { class: "row" }, h("label", { for: "level" }, "Show"), level),
+    list,
+    nothing,
+  );
   level.addEventListener("change", all);
   model.addEventListener("event", ({ detail }) => add(detail), { signal });
   all();
@@ -35,8 +44,17 @@ function entry(event) {
   return h(
     "li",
     { class: event.level },
-    h("time", { datetime: new Date(event.created_at * 1000).toISOString() }, clock(event.created_at)),
+    h(
+      "time",
+      { datetime: new Date(event.created_at * 1000).toISOString() },
+      clock(event.created_at),
+    ),
     h("span", { class: "type" }, event.type),
-    h("span", { class: "message" }, event.level !== "info" && h("strong", {}, `${event.level}: `), event.message),
+    h(
+      "span",
+      { class: "message" },
+      event.level !== "info" && h("strong", {}, `${event.level}: `),
+      event.message,
+    ),
   );
 }

@@ -9,10 +9,23 @@ import { repeat } from "../wait.js";
 const EVERY_MS = 3000;
 const SHOWN = 2000;
 
+function nothing(ended) {
+  if (ended) return emptyBox("Nothing was written.", "What a reward prints would be here.");
+  return emptyBox(
+    "Nothing has been written yet.",
+    "What the controller and a reward print comes here.",
+  );
+}
+
 export function logsTab(place, model, signal) {
   const source = h("select", { id: "source" }, h("option", { value: "" }, "everything"));
   const follow = h("input", { id: "follow", type: "checkbox", checked: true });
-  const lines = h("ol", { class: "log", tabindex: "0", "aria-label": "Log, the newest last" });
+  const lines = h("ol", {
+    class: "log",
+    hidden: true,
+    tabindex: "0",
+    "aria-label": "Log, the newest last",
+  });
   const told = h("div", {}, loading());
   const sources = new Set();
   let last = null;
@@ -21,7 +34,8 @@ export function logsTab(place, model, signal) {
     h(
       "div",
       { class: "row" },
-      h("label", { for: "source" }, "Show"), source,
+      h("label", { for: "source" }, "Show"),
+      source,
       h("label", {}, follow, " Follow"),
     ),
     told,
@@ -39,7 +53,8 @@ export function logsTab(place, model, signal) {
       for (const line of page) add(line);
       last = page.at(-1).id;
     }
-    fill(told, !last && emptyBox("Nothing has been written yet.", "Functions write here when they start."));
+    fill(told, !last && nothing(ended));
+    lines.hidden = !last;
     while (lines.children.length > SHOWN) lines.firstChild.remove();
     scroll();
     return !ended;

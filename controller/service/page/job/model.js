@@ -10,10 +10,11 @@ const SOON_MS = 150;
 const SPANS_AT_ONCE = 1000;
 const EVERY_MS = 4000; // what costs grows between events, too
 
-/** Tells of `job`, `metrics` and `event`; `failed` of an error with it. `spans` come on demand. */
+/** Tells of `job`, `metrics`, `event` and, on demand, `spans`; of `failed` with the error. */
 export class JobModel extends EventTarget {
   events = []; // the newest, in order
   metrics = []; // StepMetrics in order
+  evaluations = []; // data of the events of type evaluated, in order
   spans = [];
   #ended = []; // spans that change no more
   #signal;
@@ -43,6 +44,7 @@ export class JobModel extends EventTarget {
     const take = (event) => {
       this.events.push(event);
       if (this.events.length > KEPT_EVENTS) this.events.shift();
+      if (event.type === "evaluated") this.evaluations.push(event.data);
       this.#tell("event", event);
       ask();
     };
@@ -74,14 +76,14 @@ export class JobModel extends EventTarget {
 
   /** Ask for what instances did since the last time. */
   async refreshSpans() {
-    const goingOn = [];
-    const ended = [];
+    const query = { limit: SPANS_AT_ONCE };
     const from = this.#ended.at(-1)?.id ?? null;
-    for await (const page of pages(`${this.path}/timeline`, { limit: SPANS_AT_ONCE }, this.#signal, from)) {
-      for (const span of page) (span.end_at === null ? goingOn : ended).push(span);
+    for await (const page of pages(`${this.path}/timeline`, query, this.#signal, from)) {
+      const goingOn = [];
+      for (const span of page) (span.end_at === null ? goingOn : this.#ended).push(span);
+      this.spans = [...this.#ended, ...goingOn];
+      this.#tell("spans");
     }
-    this.#ended.push(...ended);
-    this.spans = [...this.#ended, ...goingOn];
   }
 
   /** Step numbers whose results can be looked at, in order. */

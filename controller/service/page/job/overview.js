@@ -26,8 +26,19 @@ export function overviewTab(place, model, signal) {
 
   function showStates() {
     const entered = Object.entries(model.job.states).sort(([, a], [, b]) => a.at - b.at);
-    const rows = entered.map(([state, { at, reason }]) => [statePill(state), clock(at), reason ?? ""]);
-    fill(states, table("When it last entered each state, and why", ["State", ["Since", "moment"], ["Reason", "words"]], rows));
+    const rows = entered.map(([state, { at, reason }]) => [
+      statePill(state),
+      clock(at),
+      reason ?? "",
+    ]);
+    fill(
+      states,
+      table(
+        "When it last entered each state, and why",
+        ["State", ["Since", "moment"], ["Reason", "words"]],
+        rows,
+      ),
+    );
   }
 }
 
@@ -44,19 +55,29 @@ function numbers(model, signal) {
   const show = () => {
     const { progress, forecast, state } = model.job;
     const total = progress.total_steps;
-    say(cards.progress.big, total ? `${progress.steps_done} of ${total}` : whole(progress.steps_done));
-    say(cards.progress.small, `steps${state === "running" && progress.phase ? `, now ${progress.phase}` : ""}`);
+    say(
+      cards.progress.big,
+      total ? `${progress.steps_done} of ${total}` : whole(progress.steps_done),
+    );
+    say(
+      cards.progress.small,
+      `steps${state === "running" && progress.phase ? `, now ${progress.phase}` : ""}`,
+    );
     bar.value = total ? progress.steps_done / total : 0;
     bar.hidden = !total;
     const rewards = model.metrics.map((entry) => entry.metrics["reward/mean"]);
     const now = rewards.at(-1) ?? progress.reward;
     say(cards.reward.big, now === null || now === undefined ? "–" : number(now));
-    say(cards.reward.small, rewards.length > 1 ? `${number(rewards[0])} in step 1` : "mean of the last step");
+    const first = rewards.length > 1 ? `${number(rewards[0])} in step 1` : "mean of the last step";
+    say(cards.reward.small, [first, heldOut(model.evaluations)].filter(Boolean).join("; "));
     say(cards.time.big, duration(progress.wall_s));
     say(cards.time.small, ending(model.job, forecast));
     say(cards.instances.big, whole(progress.instances));
     const { held_s, busy_s } = progress.spent;
-    say(cards.instances.small, held_s ? `busy ${percent(busy_s / held_s)} of the time held` : "none held yet");
+    say(
+      cards.instances.small,
+      held_s ? `busy ${percent(busy_s / held_s)} of the time held` : "none held yet",
+    );
     budget.show();
   };
   model.addEventListener("job", show, { signal });
@@ -64,6 +85,15 @@ function numbers(model, signal) {
   show();
   const elements = Object.values(cards).map(({ element }) => element);
   return h("div", { class: "cards" }, elements, budget.element);
+}
+
+/** How the held-out set was answered, before and now. */
+function heldOut(evaluations) {
+  if (!evaluations.length) return "";
+  const [before, now] = [evaluations[0], evaluations.at(-1)].map(({ accuracy }) =>
+    percent(accuracy),
+  );
+  return `held-out set ${evaluations.length > 1 ? `${before} → ${now}` : now} right`;
 }
 
 function ending(job, forecast) {
@@ -80,7 +110,9 @@ export function card(title) {
 }
 
 function instances(model, signal) {
-  const choice = h("select", { id: "window" },
+  const choice = h(
+    "select",
+    { id: "window" },
     h("option", { value: "all" }, "the whole job"),
     h("option", { value: "300" }, "the last 5 minutes"),
     h("option", { value: "60" }, "the last minute"),
@@ -91,7 +123,8 @@ function instances(model, signal) {
     window: () => shownWindow(model, choice.value),
   });
   choice.addEventListener("change", chart.update);
-  repeat(load, SPANS_EVERY_MS, signal, () => {});
+  model.addEventListener("spans", chart.update, { signal });
+  repeat(load, SPANS_EVERY_MS, signal, () => {}); // the page's head tells what does not answer
   return h(
     "div",
     {},
@@ -101,7 +134,7 @@ function instances(model, signal) {
 
   async function load() {
     await model.refreshSpans();
-    chart.update();
+    chart.update(); // what goes on has become longer
     return !(model.ended && model.spans.every((span) => span.end_at !== null));
   }
 }

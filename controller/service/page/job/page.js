@@ -80,7 +80,12 @@ function head(model, signal) {
     "header",
     { class: "job" },
     h("p", { class: "small" }, h("a", { href: "#/jobs" }, "← Jobs")),
-    h("div", { class: "head" }, h("h1", {}, model.job.name, " ", pill), actionButtons(model, signal)),
+    h(
+      "div",
+      { class: "head" },
+      h("h1", {}, model.job.name, " ", pill),
+      actionButtons(model, signal),
+    ),
     h("code", { class: "id" }, model.job.id),
     reason,
     failure,

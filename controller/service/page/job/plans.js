@@ -18,7 +18,11 @@ export function plansTab(place, model, signal) {
   const load = coalesced(loadNow, SOON_MS, signal, failed);
   fill(
     place,
-    h("p", { class: "soft" }, "What the controller chose for each step's rollout, and what came of it; the newest first."),
+    h(
+      "p",
+      { class: "soft" },
+      "What the controller chose for each step's rollout, and what came of it; the newest first.",
+    ),
     list,
   );
   model.addEventListener("metrics", load, { signal });
@@ -26,11 +30,15 @@ export function plansTab(place, model, signal) {
 
   async function loadNow() {
     let fresh = [];
-    for await (const page of pages(`${model.path}/plans`, {}, signal, plans.at(-1)?.id)) fresh.push(...page);
+    for await (const page of pages(`${model.path}/plans`, {}, signal, plans.at(-1)?.id))
+      fresh.push(...page);
     fresh = fresh.filter((plan) => plan.step > (plans.at(-1)?.step ?? 0));
     plans.push(...fresh);
     if (!plans.length) {
-      return fill(list, emptyBox("No step has been committed yet.", "Its plan is told as soon as one is."));
+      return fill(
+        list,
+        emptyBox("No step has been committed yet.", "Its plan is told as soon as one is."),
+      );
     }
     if (plans.length === fresh.length) fill(list);
     for (const plan of fresh) list.prepend(entry(plan));
@@ -40,7 +48,12 @@ export function plansTab(place, model, signal) {
 
 function entry({ step, plan }) {
   if (!plan.actors) {
-    return h("p", { class: "card plan" }, h("strong", {}, `Step ${step}`), ": every sample was there when the step was taken over.");
+    return h(
+      "p",
+      { class: "card plan" },
+      h("strong", {}, `Step ${step}`),
+      ": every sample was there when the step was taken over.",
+    );
   }
   const details = h(
     "details",
@@ -63,18 +76,23 @@ function more(plan) {
   const ranked = alternatives(plan);
   if (ranked.length) {
     const heads = ["", ["Actors", ""], ["Assignment", "words"], "Seconds", "Function-s", "Score"];
-    parts.push(table("What was weighed; the lowest score that is fast enough is chosen", heads, ranked.map(
-      (each) => [
-        each.chosen ? "chosen" : "",
-        String(each.actors),
-        each.strategy,
-        each.seconds.toFixed(3),
-        each.function_seconds.toFixed(3),
-        each.score.toFixed(4),
-      ],
-    )));
+    parts.push(
+      table(
+        "What was weighed; the lowest score that is fast enough is chosen",
+        heads,
+        ranked.map((each) => [
+          each.chosen ? "chosen" : "",
+          String(each.actors),
+          each.strategy,
+          each.seconds.toFixed(3),
+          each.function_seconds.toFixed(3),
+          each.score.toFixed(4),
+        ]),
+      ),
+    );
   }
-  if (plan.prefix?.reason) parts.push(h("p", {}, h("strong", {}, "Shared prompts: "), plan.prefix.reason));
+  if (plan.prefix?.reason)
+    parts.push(h("p", {}, h("strong", {}, "Shared prompts: "), plan.prefix.reason));
   if (plan.outcome) parts.push(h("p", {}, h("strong", {}, "Outcome: "), outcome(plan.outcome)));
   return parts;
 }
@@ -85,7 +103,12 @@ function alternatives(plan) {
   scored.sort((a, b) => Number(b.chosen) - Number(a.chosen) || a.score - b.score);
   const distinct = new Map();
   for (const each of scored) {
-    const same = [each.actors, each.strategy, each.seconds.toFixed(3), each.score.toFixed(4)].join();
+    const same = [
+      each.actors,
+      each.strategy,
+      each.seconds.toFixed(3),
+      each.score.toFixed(4),
+    ].join();
     if (!distinct.has(same)) distinct.set(same, each);
   }
   const shown = [...distinct.values()].slice(0, NEAREST); // the chosen one is the first
@@ -94,5 +117,6 @@ function alternatives(plan) {
 
 function outcome({ seconds, predicted_s, moved, released }) {
   const predicted = predicted_s == null ? "" : `, ${duration(predicted_s)} predicted`;
-  return `rollout ${duration(seconds)}${predicted}; ${many(moved, "sample")} moved, ${many(released, "instance")} let go early.`;
+  const changes = `${many(moved, "sample")} moved, ${many(released, "instance")} let go early`;
+  return `rollout ${duration(seconds)}${predicted}; ${changes}.`;
 }

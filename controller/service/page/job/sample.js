@@ -70,7 +70,9 @@ function share(logprob) {
 }
 
 function likelihood(logprob) {
-  return logprob === null ? "log-prob unknown" : `log-prob ${logprob.toFixed(2)}, ${percent(Math.exp(logprob))}`;
+  return logprob === null
+    ? "log-prob unknown"
+    : `log-prob ${logprob.toFixed(2)}, ${percent(Math.exp(logprob))}`;
 }
 
 /** What the colours say, in words. */
@@ -85,12 +87,15 @@ function unlikeliest(tokens) {
     "details",
     { class: "values" },
     h("summary", {}, `Least likely tokens; log-prob of the response ${number(sum)}`),
-    table("The darker a token, the less likely it was", ["Token", "Place", "Log-prob", "Probability"],
+    table(
+      "The darker a token, the less likely it was",
+      ["Token", "Place", "Log-prob", "Probability"],
       ranked.map(({ text, index, logprob }) => [
         h("code", {}, JSON.stringify(text)),
         String(index + 1),
         logprob.toFixed(3),
         percent(Math.exp(logprob)),
-      ])),
+      ]),
+    ),
   );
 }

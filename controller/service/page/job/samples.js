@@ -17,13 +17,21 @@ export function samplesTab(place, model, signal, [asked]) {
     h("option", { value: "" }, "as they were planned"),
   );
   const heat = h("input", { id: "heat", type: "checkbox" });
-  const turn = (by) => h("button", { type: "button", class: "quiet", onclick: () => go(Number(step.value) + by) },
-    by < 0 ? "← Earlier" : "Later →");
+  const turn = (by) =>
+    h(
+      "button",
+      { type: "button", class: "quiet", onclick: () => go(Number(step.value) + by) },
+      by < 0 ? "← Earlier" : "Later →",
+    );
   const [earlier, later] = [turn(-1), turn(1)];
   const of = h("span", { class: "soft" });
   const refused = h("div");
   const list = h("div", { class: "samples" });
-  const more = h("button", { type: "button", class: "quiet", hidden: true, onclick: add }, "More samples");
+  const more = h(
+    "button",
+    { type: "button", class: "quiet", hidden: true, onclick: add },
+    "More samples",
+  );
   const form = h(
     "div",
     { class: "row" },
@@ -46,7 +54,10 @@ export function samplesTab(place, model, signal, [asked]) {
     const newest = steps.at(-1);
     if (!newest) {
       form.hidden = true;
-      return fill(list, emptyBox("No step has been committed yet.", "Its samples can be read as soon as one is."));
+      return fill(
+        list,
+        emptyBox("No step has been committed yet.", "Its samples can be read as soon as one is."),
+      );
     }
     form.hidden = false;
     const fresh = !step.max;

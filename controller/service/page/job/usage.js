@@ -15,7 +15,11 @@ export function usageTab(place, model, signal) {
   const total = h("div", {}, loading());
   const steps = h("div");
   const refused = h("div");
-  const more = h("button", { type: "button", class: "quiet", hidden: true, onclick: add }, "More steps");
+  const more = h(
+    "button",
+    { type: "button", class: "quiet", hidden: true, onclick: add },
+    "More steps",
+  );
   const shown = [];
   const failed = (error) => fill(refused, problemBox(error));
   const load = coalesced(loadTotal, SOON_MS, signal, failed);
@@ -29,7 +33,12 @@ export function usageTab(place, model, signal) {
     const rows = Object.entries(usage.functions).map(([name, spent]) => [name, ...cells(spent)]);
     fill(
       total,
-      table("Instance time by function", ["Function", ...COLUMNS], [...rows, ["all", ...cells(usage.total)]], { css: "totalled" }),
+      table(
+        "Instance time by function",
+        ["Function", ...COLUMNS],
+        [...rows, ["all", ...cells(usage.total)]],
+        { css: "totalled" },
+      ),
       h("p", { class: "soft" }, `Over ${duration(usage.wall_s)} in which the job ran.`),
     );
     more.hidden = shown.length >= model.metrics.length;
@@ -50,7 +59,9 @@ export function usageTab(place, model, signal) {
 }
 
 function cells({ held_s, busy_s, idle_s, cold_s, usd: cost }) {
-  return [held_s, busy_s, idle_s, cold_s].map(duration).concat([shares(held_s, { busy: busy_s, idle: idle_s, cold: cold_s }), usd(cost)]);
+  return [held_s, busy_s, idle_s, cold_s]
+    .map(duration)
+    .concat([shares(held_s, { busy: busy_s, idle: idle_s, cold: cold_s }), usd(cost)]);
 }
 
 function shares(held, phases) {
@@ -58,5 +69,9 @@ function shares(held, phases) {
   const bars = Object.entries(phases).map(([name, seconds]) =>
     h("i", { class: name, style: { width: `${(100 * seconds) / held}%` } }),
   );
-  return h("span", { class: "share", role: "img", "aria-label": `busy ${percent(phases.busy / held)}` }, bars);
+  return h(
+    "span",
+    { class: "share", role: "img", "aria-label": `busy ${percent(phases.busy / held)}` },
+    bars,
+  );
 }

@@ -7,7 +7,11 @@ import { namedFiles, withIds } from "./references.js";
 import { tarOf } from "./tar.js";
 import { upload } from "./upload.js";
 
-const ACCEPTED = { dataset: ".jsonl,.ndjson,.json,.parquet,.tar,.tar.gz,.tgz", reward: ".py", model: ".tar,.tar.gz,.tgz" };
+const ACCEPTED = {
+  dataset: ".jsonl,.ndjson,.json,.parquet,.tar,.tar.gz,.tgz",
+  reward: ".py",
+  model: ".tar,.tar.gz,.tgz",
+};
 
 /** `text()` returns the job as it is written now. */
 export function attachments(text, signal) {
@@ -18,7 +22,11 @@ export function attachments(text, signal) {
     "section",
     { "aria-labelledby": "attach", hidden: true },
     h("h2", { id: "attach" }, "Files that it names"),
-    h("p", { class: "soft" }, "The service cannot read your disk: attach them, and they are uploaded."),
+    h(
+      "p",
+      { class: "soft" },
+      "The service cannot read your disk: attach them, and they are uploaded.",
+    ),
     list,
   );
   return {
@@ -27,7 +35,10 @@ export function attachments(text, signal) {
     /** The job with references to what was uploaded. */
     resolved: () => withIds(text(), ids),
     /** What is named and was not attached, but for what may be meant to come from the Hub. */
-    missing: () => namedFiles(text()).filter(({ value, perhapsHub }) => !perhapsHub && !ids.has(value)).map(({ value }) => value),
+    missing: () =>
+      namedFiles(text())
+        .filter(({ value, perhapsHub }) => !perhapsHub && !ids.has(value))
+        .map(({ value }) => value),
   };
 
   function update() {
@@ -37,17 +48,25 @@ export function attachments(text, signal) {
       if (!rows.has(entry.value)) rows.set(entry.value, attachment(entry, ids, signal));
     }
     const wanted = named.map(({ value }) => rows.get(value));
-    const same = wanted.length === list.children.length && wanted.every((row, n) => row === list.children[n]);
+    const same =
+      wanted.length === list.children.length && wanted.every((row, n) => row === list.children[n]);
     if (!same) fill(list, wanted);
   }
 }
 
 function attachment({ value, purpose, perhapsHub }, ids, signal) {
-  const status = h("span", { role: "status", class: "soft" }, perhapsHub ? "taken from the Hub if nothing is attached" : "not attached");
+  const status = h(
+    "span",
+    { role: "status", class: "soft" },
+    perhapsHub ? "taken from the Hub if nothing is attached" : "not attached",
+  );
   const refused = h("div");
   const kinds = purpose === "model" ? ["file", "folder"] : ["file"];
   const inputs = kinds.map((kind) =>
-    h("label", { class: "button" }, purpose === "model" ? `Choose a ${kind === "file" ? "tar" : kind}` : "Choose a file",
+    h(
+      "label",
+      { class: "button" },
+      purpose === "model" ? `Choose a ${kind === "file" ? "tar" : kind}` : "Choose a file",
       h("input", {
         type: "file",
         class: "unseen",
@@ -55,9 +74,16 @@ function attachment({ value, purpose, perhapsHub }, ids, signal) {
         webkitdirectory: kind === "folder",
         "aria-label": `${kind === "folder" ? "Folder" : "File"} for ${value}`,
         onchange: (event) => send(event.target, kind),
-      })),
+      }),
+    ),
   );
-  return h("li", { class: "card" }, h("code", {}, value), h("div", { class: "row" }, inputs, status), refused);
+  return h(
+    "li",
+    { class: "card" },
+    h("code", {}, value),
+    h("div", { class: "row" }, inputs, status),
+    refused,
+  );
 
   async function send(input, kind) {
     const files = [...input.files];
@@ -67,7 +93,8 @@ function attachment({ value, purpose, perhapsHub }, ids, signal) {
         ? [tarOf(files), `${files[0].webkitRelativePath.split("/")[0]}.tar`]
         : [files[0], files[0].name];
     ids.delete(value);
-    const progress = (share) => say(status, share < 1 ? `sending ${name}: ${percent(share)}` : `${name} is being stored`);
+    const progress = (share) =>
+      say(status, share < 1 ? `sending ${name}: ${percent(share)}` : `${name} is being stored`);
     const stored = await attempt(refused, () => upload(content, name, purpose, progress, signal));
     input.value = ""; // so that the same file can be chosen again
     if (!stored) return say(status, "not attached");

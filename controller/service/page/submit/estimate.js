@@ -7,7 +7,8 @@ import { card } from "../job/overview.js";
 import { table } from "../table.js";
 
 export function estimateView(estimate) {
-  const { cluster, total_steps, step_s, wall_s, held_s, functions, frontier, assumptions } = estimate;
+  const { cluster, total_steps, step_s, wall_s, held_s, functions, frontier, assumptions } =
+    estimate;
   const uses = Object.entries(functions).map(([name, spent]) => [
     name,
     ...[spent.held_s, spent.busy_s, spent.idle_s, spent.cold_s].map(duration),
@@ -22,13 +23,31 @@ export function estimateView(estimate) {
       "div",
       { class: "cards" },
       filled("Time", duration(wall_s), `${total_steps} steps of ${duration(step_s)}`),
-      filled("Cost", estimate.usd === null ? duration(held_s) : usd(estimate.usd),
-        estimate.usd === null ? "of instances held; prices are unknown" : `${duration(held_s)} held`),
+      filled(
+        "Cost",
+        estimate.usd === null ? duration(held_s) : usd(estimate.usd),
+        estimate.usd === null
+          ? "of instances held; prices are unknown"
+          : `${duration(held_s)} held`,
+      ),
     ),
     frontier.length > 0 && frontierView(estimate, frontier),
-    table("Instance time by function", ["Function", "Held", "Busy", "Idle", "Starting", "Cost"], uses),
-    assumptions.length > 0 && h("details", {}, h("summary", {}, "What this rests on"),
-      h("ul", {}, assumptions.map((each) => h("li", {}, each)))),
+    table(
+      "Instance time by function",
+      ["Function", "Held", "Busy", "Idle", "Starting", "Cost"],
+      uses,
+    ),
+    assumptions.length > 0 &&
+      h(
+        "details",
+        {},
+        h("summary", {}, "What this rests on"),
+        h(
+          "ul",
+          {},
+          assumptions.map((each) => h("li", {}, each)),
+        ),
+      ),
   );
 }
 
@@ -49,9 +68,16 @@ function frontierView(estimate, frontier) {
     time: point.wall_s / seconds,
     cost: inUsd ? point.usd : point.held_s / held,
   });
-  const rows = table("Ways to run it, fastest first; none is both slower and dearer than another",
-      [["Settings", "words"], "Time", "Held", "Cost"],
-      frontier.map((point) => [settingsOf(point), duration(point.wall_s), duration(point.held_s), usd(point.usd)]));
+  const rows = table(
+    "Ways to run it, fastest first; none is both slower and dearer than another",
+    [["Settings", "words"], "Time", "Held", "Cost"],
+    frontier.map((point) => [
+      settingsOf(point),
+      duration(point.wall_s),
+      duration(point.held_s),
+      usd(point.usd),
+    ]),
+  );
   const chart = frontierChart({
     title: "Time against cost",
     points: frontier.map((point) => place(point, settingsOf(point))),
@@ -59,12 +85,24 @@ function frontierView(estimate, frontier) {
     across,
     upwards: inUsd ? "USD" : `${heldUnit} held`,
   });
-  return h("div", {}, chart.element, rows, h("p", { class: "soft small" },
-    "The ring is the job as it is written. To run it another way, write the settings of that row into the job."));
+  return h(
+    "div",
+    {},
+    chart.element,
+    rows,
+    h(
+      "p",
+      { class: "soft small" },
+      "The ring is the job as it is written. ",
+      "To run it another way, write the settings of that row into the job.",
+    ),
+  );
 }
 
 function settingsOf(point) {
-  const settings = Object.entries(point.settings).map(([name, value]) => `${name}: ${JSON.stringify(value)}`);
+  const settings = Object.entries(point.settings).map(
+    ([name, value]) => `${name}: ${JSON.stringify(value)}`,
+  );
   return settings.join(", ") || "as written";
 }
 

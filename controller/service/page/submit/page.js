@@ -11,18 +11,39 @@ import { QUICK_START } from "./quick_start.js";
 const MODEL_OF_QUICK_START = "library:quickstart/model";
 
 export function submitView(main, _, signal) {
-  const text = h("textarea", { id: "job", rows: "22", spellcheck: "false", required: true, autocomplete: "off", "aria-describedby": "job-help" });
+  const text = h("textarea", {
+    id: "job",
+    rows: "22",
+    spellcheck: "false",
+    required: true,
+    autocomplete: "off",
+    "aria-describedby": "job-help",
+  });
   text.value = draft();
   const files = attachments(() => text.value, signal);
   const refused = h("div");
   const estimate = h("div", { "aria-live": "polite" });
-  const cluster = h("input", { id: "cluster", placeholder: "chosen for you", autocomplete: "off", spellcheck: "false" });
-  const estimating = h("button", { type: "button", onclick: showEstimate }, "Estimate time and cost");
+  const cluster = h("input", {
+    id: "cluster",
+    placeholder: "chosen for you",
+    autocomplete: "off",
+    spellcheck: "false",
+  });
+  const estimating = h(
+    "button",
+    { type: "button", onclick: showEstimate },
+    "Estimate time and cost",
+  );
   const submitting = h("button", { type: "submit", class: "main" }, "Submit job");
   let key = newIdempotencyKey(); // of what is written now: to send it again makes no second job
 
   text.addEventListener("input", changed);
-  const chosen = h("input", { type: "file", class: "unseen", accept: ".yaml,.yml,.json", onchange: read });
+  const chosen = h("input", {
+    type: "file",
+    class: "unseen",
+    accept: ".yaml,.yml,.json",
+    onchange: read,
+  });
   fill(
     main,
     h("h1", {}, "Submit a job"),
@@ -37,11 +58,20 @@ export function submitView(main, _, signal) {
       ),
       h("label", { for: "job" }, "Job"),
       text,
-      h("p", { id: "job-help", class: "soft small" }, "A job file, YAML or JSON. The quick start fills in one that needs nothing else."),
+      h(
+        "p",
+        { id: "job-help", class: "soft small" },
+        "A job file, YAML or JSON. The quick start fills in one that needs nothing else.",
+      ),
       files.element,
       refused,
-      h("div", { class: "row" }, submitting, estimating,
-        h("span", { class: "pair" }, h("label", { for: "cluster" }, "on cluster"), cluster)),
+      h(
+        "div",
+        { class: "row" },
+        submitting,
+        estimating,
+        h("span", { class: "pair" }, h("label", { for: "cluster" }, "on cluster"), cluster),
+      ),
     ),
     estimate,
     models(signal),
@@ -75,10 +105,13 @@ export function submitView(main, _, signal) {
     announce("The quick start was filled in.");
     const found = await attempt(refused, () => library(signal));
     if (found && !found.some((model) => model.path === MODEL_OF_QUICK_START)) {
-      fill(refused, problemBox({
-        title: "This service has no quick start in its library",
-        hint: "Choose examples/quickstart.yaml as the job file and attach what it names.",
-      }));
+      fill(
+        refused,
+        problemBox({
+          title: "This service has no quick start in its library",
+          hint: "Choose examples/quickstart.yaml as the job file and attach what it names.",
+        }),
+      );
     }
   }
 
@@ -96,7 +129,9 @@ export function submitView(main, _, signal) {
   async function showEstimate() {
     if (!text.reportValidity() || !complete()) return;
     fill(estimate, loading("Simulating the job …"));
-    const found = await busy(estimating, () => send(address("v1/estimates", { cluster: cluster.value.trim() || null })));
+    const found = await busy(estimating, () =>
+      send(address("v1/estimates", { cluster: cluster.value.trim() || null })),
+    );
     fill(estimate, found && estimateView(found));
   }
 
@@ -116,11 +151,14 @@ export function submitView(main, _, signal) {
   function complete() {
     const missing = files.missing();
     if (!missing.length) return true;
-    fill(refused, problemBox({
-      title: "Files are missing",
-      message: `The job names ${missing.join(", ")}, which the service cannot read.`,
-      hint: "Attach them above, or write a reference: library:…, checkpoint:…, https://… or a name on the Hub.",
-    }));
+    fill(
+      refused,
+      problemBox({
+        title: "Files are missing",
+        message: `The job names ${missing.join(", ")}, which the service cannot read.`,
+        hint: "Attach them above, or write library:…, checkpoint:…, https://… or a name on the Hub.",
+      }),
+    );
     return false;
   }
 }
@@ -138,8 +176,15 @@ function models(signal) {
     fill(list, loading());
     const found = await attempt(list, () => library(signal));
     if (!found) return;
-    const told = found.map((model) => h("li", {}, h("code", {}, model.path), " ", h("span", { class: "soft" }, model.description)));
-    fill(list, found.length ? h("ul", {}, told) : h("p", {}, "None is here yet: write a name on the Hub, or attach one."));
+    const told = found.map((model) =>
+      h("li", {}, h("code", {}, model.path), " ", h("span", { class: "soft" }, model.description)),
+    );
+    fill(
+      list,
+      found.length
+        ? h("ul", {}, told)
+        : h("p", {}, "None is here yet: write a name on the Hub, or attach one."),
+    );
   });
   return element;
 }

@@ -1,6 +1,7 @@
 // A job for which everything is there already: the one of examples/quickstart.yaml.
 
-export const QUICK_START = `# GRPO on a tiny policy and a task whose answers can be checked. The policy copies letters and adds
+export const QUICK_START = `\
+# GRPO on a tiny policy and a task whose answers can be checked. The policy copies letters and adds
 # three to digits (a1b7c0? -> a1=4;b7=0;c0=3). It knows how, but is unsure: a third of its sampled
 # answers are right before, nine in ten after.
 name: quickstart

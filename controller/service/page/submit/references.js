@@ -1,6 +1,7 @@
 // Which files of the person's machine a job's text names, in YAML and JSON alike. Pure.
 
-const FIELD = /["']?\b(path|python|model)["']?[ \t]*:[ \t]*("([^"\n]+)"|'([^'\n]+)'|([^\s"'#,{}[\]][^\s#,{}[\]]*))/g;
+const FIELD =
+  /["']?\b(path|python|model)["']?[ \t]*:[ \t]*("([^"\n]+)"|'([^'\n]+)'|([^\s"'#,{}[\]][^\s#,{}[\]]*))/g;
 const REFERENCE = /^(file-[0-9a-f]{24}|library:|checkpoint:|https?:)/;
 const NOTHING = new Set(["null", "~"]);
 const HUB = /^[A-Za-z0-9][\w.-]*\/[A-Za-z0-9][\w.-]*$/;
@@ -18,7 +19,12 @@ export function namedFiles(text) {
     if (value === null || REFERENCE.test(value)) continue;
     const start = match.index + whole.length - written.length + (match[5] === undefined ? 1 : 0);
     const purpose = purposeOf(text, match.index, field, value);
-    const entry = found.get(value) ?? { value, purpose, perhapsHub: isHub(field, value), places: [] };
+    const entry = found.get(value) ?? {
+      value,
+      purpose,
+      perhapsHub: isHub(field, value),
+      places: [],
+    };
     entry.places.push([start, start + value.length]);
     found.set(value, entry);
   }
@@ -31,7 +37,10 @@ export function withIds(text, ids) {
     .filter(({ value }) => ids.has(value))
     .flatMap(({ value, places }) => places.map(([start, end]) => [start, end, ids.get(value)]))
     .sort(([a], [b]) => b - a); // from the end, so that the others stay where they are
-  return places.reduce((told, [start, end, id]) => told.slice(0, start) + id + told.slice(end), text);
+  return places.reduce(
+    (told, [start, end, id]) => told.slice(0, start) + id + told.slice(end),
+    text,
+  );
 }
 
 function commented(text, index) {

@@ -28,7 +28,13 @@ function header(path, size) {
   write("0", 156);
   write("ustar\u000000", 257);
   write(prefix, 345);
-  write(`${octal(block.reduce((sum, byte) => sum + byte, 0), 6)}\u0000 `, 148);
+  write(
+    `${octal(
+      block.reduce((sum, byte) => sum + byte, 0),
+      6,
+    )}\u0000 `,
+    148,
+  );
   return block;
 }
 

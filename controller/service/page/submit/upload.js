@@ -12,12 +12,17 @@ export function upload(content, filename, purpose, progress, signal) {
   const answer = new Promise((resolve, reject) => {
     request.upload.addEventListener("progress", ({ loaded, total }) => progress(loaded / total));
     request.addEventListener("load", async () => {
-      const response = new Response(request.responseText, { status: request.status, statusText: request.statusText });
+      const response = new Response(request.responseText, {
+        status: request.status,
+        statusText: request.statusText,
+      });
       if (response.ok) resolve(await response.json());
       else reject(await refusal(response));
     });
     request.addEventListener("error", () =>
-      reject(new Problem({ title: "The file could not be sent", hint: "Choose it again to try again." })),
+      reject(
+        new Problem({ title: "The file could not be sent", hint: "Choose it again to try again." }),
+      ),
     );
     request.addEventListener("abort", () => reject(new DOMException("left", "AbortError")));
   });
