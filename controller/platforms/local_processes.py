@@ -311,7 +311,8 @@ def _append_to(path: str) -> BinaryIO:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with this source tree importable (``-P`` keeps the current folder from shadowing).
+    """Ours, with this source tree importable (``-P`` keeps the current folder from shadowing), and
+    without the address of the job store, which may hold its password: no function needs it.
 
     Threads of numerics sleep while they wait for each other. By default they spin, and where other
     processes (functions, too) want the same cores, each then spins away what another needs: a step
@@ -322,7 +323,7 @@ def _environment() -> dict[str, str]:
     path = os.pathsep.join(p for p in (tree, inherited) if p)
     return {
         "OMP_WAIT_POLICY": "passive",
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != "REDIS_URL"},
         "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1",
     }

@@ -28,6 +28,8 @@ GRACE_S = 5
 KEEP_ALIVE_S = 30
 """An idle connection is closed after so long."""
 TIDY_S = 24 * 3600
+MAX_HEADER_BYTES = 64 << 10
+"""Of the head of a request; what is longer is refused."""
 ADMIN_KEY = "admin-key"
 FIRST_TENANT = "default"
 _log = logging.getLogger(__name__)
@@ -93,6 +95,8 @@ async def _answering(service: Service, listening: socket.socket) -> AsyncIterato
     config = uvicorn.Config(
         create_app(service),
         lifespan="off",
+        http="h11",  # the other parser bounds no headers
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         log_config=None,
         access_log=False,  # the app's edge writes one
         server_header=False,
