@@ -11,17 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Hashable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Coroutine, Hashable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Any
 
-from controller.books import SAVE_EVERY_S, Books
 from controller.deployments import deployments
 from controller.execution import Execution, execute
 from controller.fencing import LostLeaseError
 from controller.integrations.trackers import Place, Trackers, tracking
-from controller.job import Event, Job, Observer
+from controller.job import Event, Observer
 from controller.job_store import JobStore
 from controller.known import Known
 from controller.ledger import Ledger
@@ -29,6 +28,7 @@ from controller.orchestrator import Outcome
 from controller.platforms.local import LocalPlatform
 from controller.platforms.local_host import LocalHost
 from controller.platforms.local_logs import LogSlice
+from controller.service.accounting import Accounting
 from controller.service.events import JobEvent
 from controller.service.job_control import JobControl
 from controller.service.lease import Lease, Leases
@@ -45,6 +45,7 @@ from rlhfless.errors import (
     InternalError,
     RlhflessError,
     TransientError,
+    UserError,
     first_error,
 )
 from rlhfless.messages import FunctionName
@@ -84,9 +85,9 @@ class Attempt:
         self.job = record.id
         self.control = control
         self._platform: LocalPlatform | None = None
-        self._books: Books | None = None
         self._journal = JobStore(service.redis, record.id, lease.fence, announce)
         self._reporter = Reporter(record.id, service.events, self._journal, lease.fence)
+        self._accounting = Accounting(service, record, self._journal, lease.fence)
 
     @property
     def instances(self) -> int:
@@ -131,7 +132,7 @@ class Attempt:
             if not await self._journal.exists():
                 await self._journal.create(dump_spec(spec))
             await enter(recording(service.redis, self.job, self._lease.fence, ledger))
-            await enter(self._accounting())
+            await enter(self._accounting.running())
             trackers = await enter(self._tracking(whole))  # paths here are nobody else's concern
             self._platform = await enter(
                 LocalPlatform(
@@ -153,9 +154,14 @@ class Attempt:
                 observe=self._observing(trackers),
                 keep_samples=lambda data: SampleKeeper(service.objects, self.job, spec, data),
                 control=self.control,
-                around=self._around,
+                around=self._accounting.attach,
             )
-            outcome = await self._reporting(execute(execution, Known()))
+            trackers.ended("interrupted")  # unless we learn otherwise: it will go on
+            try:
+                outcome = await self._reporting(execute(execution, Known()))
+            except* UserError:
+                trackers.ended("failed")
+                raise
             trackers.ended(outcome.status)
         await self._reporter.flush()
         return outcome
@@ -201,43 +207,6 @@ class Attempt:
                 return await running
             finally:
                 reporting.cancel()
-
-    @asynccontextmanager
-    async def _around(self, job: Job) -> AsyncGenerator[None]:
-        self._books = job.books
-        yield
-
-    @asynccontextmanager
-    async def _accounting(self) -> AsyncGenerator[None]:
-        """Book what the tenant uses while the body runs, and the rest when all is closed."""
-
-        async def book_often() -> None:
-            while True:
-                await asyncio.sleep(SAVE_EVERY_S)
-                await self._book()
-
-        async with asyncio.TaskGroup() as group:
-            booking = group.create_task(book_often(), name="book-usage")
-            try:
-                yield
-            finally:
-                booking.cancel()
-                await asyncio.wait({booking})
-                await self._book()
-
-    async def _book(self) -> None:
-        if self._books is None:
-            return
-        now_s = asyncio.get_running_loop().time()
-        usage, tenants = self._books.usage(now_s), self._service.tenants
-        try:
-            await self._journal.note(**self._books.notes(now_s))
-            fresh = await tenants.book(self._record.tenant, self.job, usage, self._lease.fence)
-            self._service.metrics.booked(fresh)
-        except LostLeaseError:
-            return  # whoever keeps the lease ends the run
-        except (TransientError, CapacityError) as error:
-            _log.warning("the books of job %s wait: %s", self.job, error.detail)
 
     async def _ended(self, outcome: Outcome) -> None:
         if outcome.status == "succeeded":

@@ -37,8 +37,10 @@ _log = logging.getLogger(__name__)
 _access = logging.getLogger("controller.service.access")
 
 
-def write_access_log() -> None:
-    """Lines of the access log go to standard error as they are, JSON and nothing else."""
+def write_access_log(level: int) -> None:
+    """Lines of the access log go to standard error as they are, JSON and nothing else, if what is of
+    the level INFO is to be said."""
+    _access.setLevel(level)
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     _access.handlers = [handler]

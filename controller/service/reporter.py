@@ -73,6 +73,7 @@ class Reporter:
 
     def observe(self, event: Event) -> None:
         reached = self.reached
+        _log.info("%s %s", event.kind, event.message)
         if event.kind == "plan":
             reached.total_steps = event.data["total_steps"]
         elif event.kind in ("step", "restored"):

@@ -42,11 +42,13 @@ def serve_here(wishes: Wishes) -> None:
     from controller.service.settings import Settings
     from simulator.service_estimate import estimate_apart
 
-    logging.basicConfig(
-        level=_level(wishes.log_level), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    said = logging.StreamHandler()
+    level = _level(wishes.log_level)
+    said.setLevel(level)
+    logging.basicConfig(handlers=[said], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("controller").setLevel(logging.INFO)  # for the logs of jobs
     logging.getLogger("httpx").setLevel(logging.WARNING)  # its lines have URLs of users in them
-    write_access_log()
+    write_access_log(level)
     data = os.path.abspath(wishes.data)
     settings = Settings(
         folder=data,
