@@ -139,6 +139,7 @@ def test_a_body_is_not_read_for_nobody(route: Route, tmp_path: Path) -> None:
             route.method, nothing(route), content=endless(), headers=headers
         )
         refused(response, 401)
+        assert taken == 0
 
     with_api(test, tmp_path)
 
