@@ -38,8 +38,8 @@ _access = logging.getLogger("controller.service.access")
 
 
 def write_access_log(level: int) -> None:
-    """Lines of the access log go to standard error as they are, JSON and nothing else, if what is of
-    the level INFO is to be said."""
+    """Lines of the access log go to standard error as they are, JSON and nothing else, if what is
+    of the level INFO is to be said."""
     _access.setLevel(level)
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))

@@ -64,7 +64,7 @@ class Service:
         self.logs = Logs(redis)
         self.samples = Samples(self.objects, reads)
         self.checkpoints = Checkpoints(self.objects, reads)
-        self.shares = Shares(redis, settings.instances)
+        self.shares = Shares(redis, settings.instances, settings.patience_instance_s)
         self.library = Library(settings.library)
         self.files = Files(redis, self.objects, self.registry, settings.max_tenant_bytes)
         self.references = References(

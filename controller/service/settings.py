@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from controller.service.queue import PATIENCE_INSTANCE_S
 from controller.service.tenants import Limits
 
 
@@ -17,6 +18,9 @@ class Settings:
     folder: str
     store: str
     instances: int = 8
+    patience_instance_s: float = PATIENCE_INSTANCE_S
+    """Instance-seconds that a job runs on though another's turn has come: to change turns costs
+    cold starts."""
     max_body_bytes: int = 1 << 20
     """Of a JSON request; a job spec is some kilobytes."""
     max_file_bytes: int = 2 << 30

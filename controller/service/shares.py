@@ -17,7 +17,15 @@ from redis.asyncio import Redis
 
 from controller.redis_calls import answer
 from controller.service.holds import Hold, settle
-from controller.service.queue import Candidate, Decision, Quota, Served, charge, decide
+from controller.service.queue import (
+    PATIENCE_INSTANCE_S,
+    Candidate,
+    Decision,
+    Quota,
+    Served,
+    charge,
+    decide,
+)
 
 _KEY = "rlhfless:queue"
 
@@ -43,9 +51,12 @@ _decode = msgspec.json.Decoder(QueueState).decode
 class Shares:
     """Raises as ``controller.redis_calls.answer`` does."""
 
-    def __init__(self, redis: Redis, instances: int) -> None:
+    def __init__(
+        self, redis: Redis, instances: int, patience_instance_s: float = PATIENCE_INSTANCE_S
+    ) -> None:
         self._redis = redis
         self._instances = instances
+        self._patience_instance_s = patience_instance_s
 
     async def read(self) -> QueueState:
         """As the last turn left it."""
@@ -88,7 +99,7 @@ class Shares:
         held = {job: hold.instances for job, hold in before.holds.items() if job in before.shares}
         last = Decision(held, {}, before.shares, before.served)
         served = charge(last, max(0.0, now_s - before.at_s)) if before.at_s else before.served
-        decision = decide(candidates, quotas, self._instances, served)
+        decision = decide(candidates, quotas, self._instances, served, self._patience_instance_s)
         least = {job.job: job.least for job in candidates}
         holds = settle(before.holds, decision.grants, least, used, self._instances, now_s)
         return QueueState(

@@ -58,6 +58,12 @@ def serve(
             min=1, help="Function instances of all jobs together. Default: by the machine's cores."
         ),
     ] = None,
+    patience: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Instance-seconds a job runs on though it is the turn of another tenant's."
+        ),
+    ] = 600.0,
     library: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Models, datasets and rewards that every job may name."),
@@ -89,6 +95,7 @@ def serve(
                 data=data,
                 store=store,
                 instances=instances,
+                patience=patience,
                 library=library,
                 allow_urls=allow_url or (),
                 log_level=log_level,

@@ -30,6 +30,7 @@ class Wishes:
     data: str
     store: str | None
     instances: int | None
+    patience: float
     library: str | None
     allow_urls: Sequence[str]
     log_level: str
@@ -54,6 +55,7 @@ def serve_here(wishes: Wishes) -> None:
         folder=data,
         store=wishes.store or os.path.join(data, "store"),
         instances=wishes.instances or max(LEAST_INSTANCES, 4 * (os.cpu_count() or 1)),
+        patience_instance_s=wishes.patience,
         library=_library(wishes.library),
         allowed_urls=tuple(wishes.allow_urls),
     )

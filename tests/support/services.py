@@ -84,10 +84,13 @@ class Replica:
 class Cluster:
     """Replicas on one folder, one Redis (``redis`` None: the bundled one of a single replica)."""
 
-    def __init__(self, place: Workplace, *, own_redis: bool = True, instances: int = 8) -> None:
+    def __init__(
+        self, place: Workplace, *, own_redis: bool = True, instances: int = 8, patience: float = 600
+    ) -> None:
         self.place = place
         self.data = place.folder / "data"
         self.instances = instances
+        self.patience = patience
         self.redis = RedisProcess(place.folder / "redis") if own_redis else None
         self.replicas: list[Replica] = []
         self._keys: dict[tuple[str, str], str] = {}
@@ -96,7 +99,7 @@ class Cluster:
         port = free_port()
         environment = {} if self.redis is None else {"REDIS_URL": self.redis.url}
         words = ["--port", str(port), "--data", str(self.data), "--log-level", "info"]
-        words += ["--instances", str(self.instances)]
+        words += ["--instances", str(self.instances), "--patience", str(self.patience)]
         running = self.place.start("serve", *words, **environment)
         url = f"http://127.0.0.1:{port}"
 

@@ -45,7 +45,7 @@ export function bytes(value) {
 }
 
 export function percent(share) {
-  return `${number(100 * share)} %`;
+  return `${number(100 * share)}\u00a0%`;
 }
 
 /** What a moment (Unix seconds) is from now: "3 min ago". */

@@ -99,28 +99,17 @@ export function gantt({ title, spans, window }) {
               { class: "y", x: EDGE.left - 8, y: row.y + row.height / 2 + 4 },
               row.function,
             ),
-          seen(row, index).map(([bar, n]) => rect(bar, row, at?.[0] === index && at[1] === n)),
+          drawable(row, toX).map((bar) => rect(bar, row)),
+          at?.[0] === index && rect(row.bars[at[1]], row, " marked"),
         ]),
       ],
     };
 
-    /** Of bars in the same pixel, the first. */
-    function seen(row, index) {
-      let last = -1;
-      return row.bars.flatMap((bar, n) => {
-        const marked = at?.[0] === index && at[1] === n;
-        const column = Math.round(toX(bar.end));
-        if (column === last && !marked) return [];
-        last = column;
-        return [[bar, n]];
-      });
-    }
-
-    function rect(bar, { y, height }, marked) {
+    function rect(bar, { y, height }, marked = "") {
       const left = Math.max(toX(bar.start_at), EDGE.left);
       const wide = Math.max(toX(bar.end) - left, 0.7);
       return s("rect", {
-        class: `${bar.phase}${marked ? " marked" : ""}`,
+        class: bar.phase + marked,
         x: left,
         y,
         width: wide,
@@ -128,6 +117,17 @@ export function gantt({ title, spans, window }) {
       });
     }
   }
+}
+
+/** A lane's bars; of those that end in the same pixel the first, up to where the last ends. */
+function drawable({ bars }, toX) {
+  const drawn = [];
+  for (const bar of bars) {
+    const column = Math.round(toX(bar.end));
+    if (drawn.at(-1)?.column === column) drawn.at(-1).end = bar.end;
+    else drawn.push({ ...bar, column });
+  }
+  return drawn;
 }
 
 /** Lanes with their places; what ended before `begin` is left out. */

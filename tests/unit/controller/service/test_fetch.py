@@ -62,6 +62,9 @@ async def serving(handler: Handler) -> AsyncIterator[int]:
         try:
             yield server.sockets[0].getsockname()[1]
         finally:
+            server.close()
+            for _ in range(3):  # turns of the loop that an accepted connection takes to its task
+                await asyncio.sleep(0)
             await asyncio.gather(*tasks)
 
 
