@@ -24,11 +24,12 @@ import subprocess
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import quote, urlsplit
 
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError
 
 from controller.homes import open_home
@@ -46,6 +47,8 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 LOCK_TIMEOUT_S = 5.0
 RESTART_PAUSE_S = 1.0
+CONNECTIONS = 64
+"""Of one client. Commands beyond wait for a free one; the client's own default is to fail them."""
 _AOF = "appendonly.aof"
 _LOG = "redis.log"
 _log = logging.getLogger(__name__)
@@ -68,7 +71,9 @@ async def open_redis(
             yield client
         return
     async with _served(folder, restart=restart) as path:
-        client = Redis(unix_socket_path=path, decode_responses=False)
+        # If the server should end it is back within a second or two.
+        patient = Retry(ExponentialWithJitterBackoff(base=0.01, cap=1), 10)
+        client = _client(f"unix://{quote(path)}", retry=patient)
         try:
             yield client
         finally:
@@ -116,7 +121,7 @@ def server_binary() -> str:
 @contextlib.asynccontextmanager
 async def _given(url: str) -> AsyncIterator[Redis]:
     try:
-        client = Redis.from_url(url, decode_responses=False)
+        client = _client(url)
     except ValueError as error:
         raise UserError(f"cannot use the Redis URL: {error}", param="REDIS_URL") from error
     try:
@@ -161,6 +166,12 @@ async def _served(folder: str, *, restart: bool = False) -> AsyncIterator[str]:
     finally:
         os.close(lock)
         home.close()
+
+
+def _client(url: str, **options: Any) -> Redis:
+    """Bytes in, bytes out. Raises ``ValueError`` for a URL that cannot be."""
+    options = {"max_connections": CONNECTIONS, **options}
+    return Redis.from_pool(BlockingConnectionPool.from_url(url, **options))
 
 
 @dataclass

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Any
@@ -122,7 +122,11 @@ class Attempt:
         service, record = self._service, self._record
         if record.state == "queued":
             service.metrics.waited(max(0.0, time.time() - record.entered["queued"].at))
-        await self._move("running")
+        taken = await self._recorded(
+            service.registry.take_up(record.tenant, self.job, self._lease.fence)
+        )
+        if taken.state == "pausing":  # whoever was to do it is gone
+            self.control.ask("pause", taken.reason or "")
         whole = merge(record.spec, await service.registry.secrets(self.job))
         ledger = Ledger({d.function: d.price_usd_per_hour for d in deployments(whole)})
         async with AsyncExitStack() as stack:
@@ -242,10 +246,10 @@ class Attempt:
             JobEvent(type="setback", level="warning", message=known.detail, data={"wait_s": wait_s})
         )
         await self._reporter.flush()
-        await self._move(
-            "queued",
-            f"tried again after a setback: {known.detail}",
-            setback=Setback(time.time() + wait_s, attempts, known.detail),
+        again = Setback(time.time() + wait_s, attempts, known.detail)
+        fence = self._lease.fence
+        await self._recorded(
+            self._service.registry.put_back(self._record.tenant, self.job, again, fence=fence)
         )
 
     async def _move(
@@ -255,26 +259,29 @@ class Attempt:
         *,
         only_from: State | None = None,
         error: Mapping[str, Any] | None = None,
-        setback: Setback | None = None,
     ) -> JobRecord:
-        try:
-            moved = await self._service.registry.move(
+        moved = await self._recorded(
+            self._service.registry.move(
                 self._record.tenant,
-                self._record.id,
+                self.job,
                 state,
                 reason,
                 fence=self._lease.fence,
                 only_from=only_from,
                 error=error,
-                setback=setback,
             )
+        )
+        if state in FINAL:
+            self._service.metrics.job_ended(state)
+        return moved
+
+    async def _recorded(self, change: Awaitable[JobRecord]) -> JobRecord:
+        try:
+            return await change
         except LostLeaseError:
             raise
         except ConflictError as conflict:
             raise _EndedElsewhereError from conflict
-        if state in FINAL:
-            self._service.metrics.job_ended(state)
-        return moved
 
 
 class _EndedElsewhereError(Exception):

@@ -4,16 +4,18 @@ Every turn, some twice a second and at once when something was asked of this rep
 all open jobs, has the fair queue deal out the instances anew, tells the jobs it drives what changed
 (their owner wants a pause, others' turn has come, they hold more or fewer instances), ends those
 that were cancelled, and takes the lease of jobs that hold what they need and that nobody drives.
-When it ends, its jobs stay as they are; another replica goes on with them.
+Jobs that lost their replica and then their turn are put back into the queue. When it ends, its jobs
+stay as they are; another replica goes on with them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from controller.platforms.local_host import LocalHost
@@ -25,7 +27,7 @@ from controller.service.registry import JobRecord
 from controller.service.reporter import Reached, read_reached
 from controller.service.service import Service
 from controller.service.shares import QueueState
-from rlhfless.errors import CapacityError, TransientError
+from rlhfless.errors import CapacityError, ConflictError, NotFoundError, TransientError
 from rlhfless.spec import JobSpec
 
 TURN_S = 0.5
@@ -51,6 +53,7 @@ class Driver:
         self._host = host
         self._leases = leases
         self._driven: dict[str, _Driven] = {}
+        self._let_go: set[str] = set()
 
     async def run(self) -> None:
         """Until it is cancelled; its jobs' attempts are ended then."""
@@ -63,6 +66,7 @@ class Driver:
                 await self._service.until_changed(TURN_S)
 
     async def _turn(self, group: asyncio.TaskGroup) -> None:
+        self._let_go |= {job for job, one in self._driven.items() if one.task.done()}
         self._driven = {job: one for job, one in self._driven.items() if not one.task.done()}
         records = await self._service.registry.open_jobs()
         tenants = sorted({record.tenant for record in records})
@@ -76,12 +80,15 @@ class Driver:
             if record.id not in barred and _may_run(record)
         ]
         used = {job: one.attempt.instances for job, one in self._driven.items()}
-        state = await self._service.shares.turn(candidates, quotas, used, barred)
+        state = await self._service.shares.turn(candidates, quotas, used, barred, self._let_go)
+        self._let_go = set()
         self._measure(records)
         by_id = {record.id: record for record in records}
         for job, one in self._driven.items():
             _tell(one, by_id.get(job), state)
-        await self._start(group, records, state)
+        undriven = [record for record in records if record.id not in self._driven]
+        await self._put_back(record for record in undriven if record.id not in state.grants)
+        await self._start(group, (r for r in undriven if r.id in state.grants), state)
 
     def _measure(self, records: Sequence[JobRecord]) -> None:
         metrics = self._service.metrics
@@ -90,13 +97,12 @@ class Driver:
         metrics.set_instances(self._host.stats())
 
     async def _start(
-        self, group: asyncio.TaskGroup, records: Sequence[JobRecord], state: QueueState
+        self, group: asyncio.TaskGroup, records: Iterable[JobRecord], state: QueueState
     ) -> None:
-        started = 0
-        room = self._service.settings.max_running_jobs - len(self._driven)
+        room = min(self._service.settings.max_running_jobs - len(self._driven), MAX_STARTS)
         for record in records:
-            if record.id in self._driven or started >= min(room, MAX_STARTS):
-                continue
+            if room <= 0:
+                return
             spec = JobSpec.model_validate(record.spec)
             held = state.held(record.id)
             if not _may_run(record) or held < least_instances(spec):
@@ -108,7 +114,27 @@ class Driver:
             attempt = Attempt(self._service, self._host, self._leases, lease, record, control)
             task = group.create_task(attempt.run(), name=f"drive-{record.id}")
             self._driven[record.id] = _Driven(attempt, task)
-            started += 1
+            room -= 1
+
+    async def _put_back(self, records: Iterable[JobRecord]) -> None:
+        """Whose turn it is not, but who are on record as running: their replica was lost."""
+        for record in records:
+            if record.state not in ("running", "pausing"):
+                continue
+            lease = await self._leases.acquire(record.id)
+            if lease is None:
+                continue
+            running = record.state == "running"
+            with contextlib.suppress(ConflictError, NotFoundError):  # it was ended meanwhile
+                async with self._leases.keeping(lease):
+                    await self._service.registry.move(
+                        record.tenant,
+                        record.id,
+                        "queued" if running else "paused",
+                        "its replica was lost" if running else record.reason,
+                        fence=lease.fence,
+                        only_from=record.state,
+                    )
 
 
 def _may_run(record: JobRecord) -> bool:

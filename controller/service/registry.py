@@ -199,7 +199,6 @@ class Registry:
         fence: Fence | None = None,
         only_from: State | None = None,
         error: Mapping[str, Any] | None = None,
-        setback: Setback | None = None,
     ) -> JobRecord:
         """Bring a job into a state; one that is in it already is left as it is, and so is one that
         is not in the state ``only_from``. Raises ``ConflictError`` if the state cannot follow the
@@ -212,10 +211,38 @@ class Registry:
             return msgspec.structs.replace(
                 self._entering(record, state, reason),
                 error=None if error is None else dict(error),
-                setback=setback,
+                setback=None,
             )
 
         return await self._change(tenant, job, moved, fence)
+
+    async def take_up(self, tenant: str, job: str, fence: Fence) -> JobRecord:
+        """A job that waited runs; one that another replica drove before goes on as it was asked to,
+        so that a pause outlives whoever was to make it. Raises as ``move``."""
+
+        def taken(record: JobRecord) -> JobRecord:
+            if record.state in ("running", "pausing"):
+                return record
+            return self._entering(record, "running", None)
+
+        return await self._change(tenant, job, taken, fence)
+
+    async def put_back(
+        self, tenant: str, job: str, setback: Setback, *, fence: Fence
+    ) -> JobRecord:
+        """After a setback a job waits for its next attempt; one that was asked to pause is paused,
+        and its open step is repeated when it is resumed. Raises as ``move``."""
+
+        def back(record: JobRecord) -> JobRecord:
+            if record.state == "pausing":
+                reason = f"{record.reason}; the open step is to be repeated: {setback.detail}"
+                return self._entering(record, "paused", reason)
+            reason = f"tried again after a setback: {setback.detail}"
+            return msgspec.structs.replace(
+                self._entering(record, "queued", reason), setback=setback
+            )
+
+        return await self._change(tenant, job, back, fence)
 
     async def pause(self, tenant: str, job: str, reason: str) -> JobRecord:
         """A job that runs ends its open step first; one that waits pauses at once. Raises as

@@ -9,7 +9,7 @@ A turn is one transaction: it charges the jobs for what they held since the last
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -69,16 +69,18 @@ class Shares:
         quotas: Mapping[str, Quota],
         used: Mapping[str, int],
         barred: Mapping[str, str],
+        let_go: Collection[str] = (),
     ) -> QueueState:
         """Deal out anew. ``candidates``: every open job that may run; ``used``: instances that the
-        jobs driven by whoever asks have now; ``barred``: why other open jobs may not run."""
+        jobs driven by whoever asks have now; ``barred``: why other open jobs may not run;
+        ``let_go``: jobs that whoever asks drives no longer."""
 
         async def plan(pipe: Any) -> QueueState:
             raw = await pipe.get(_KEY)
             seconds, microseconds = await pipe.time()
             now_s = seconds + microseconds / 1e6
             before = QueueState() if raw is None else _decode(raw)
-            after = self._dealt(before, candidates, quotas, used, barred, now_s)
+            after = self._dealt(before, candidates, quotas, used, barred, let_go, now_s)
             pipe.multi()
             pipe.set(_KEY, msgspec.json.encode(after))
             return after
@@ -94,6 +96,7 @@ class Shares:
         quotas: Mapping[str, Quota],
         used: Mapping[str, int],
         barred: Mapping[str, str],
+        let_go: Collection[str],
         now_s: float,
     ) -> QueueState:
         held = {job: hold.instances for job, hold in before.holds.items() if job in before.shares}
@@ -101,7 +104,8 @@ class Shares:
         served = charge(last, max(0.0, now_s - before.at_s)) if before.at_s else before.served
         decision = decide(candidates, quotas, self._instances, served, self._patience_instance_s)
         least = {job.job: job.least for job in candidates}
-        holds = settle(before.holds, decision.grants, least, used, self._instances, now_s)
+        kept = {job: hold for job, hold in before.holds.items() if job not in let_go}
+        holds = settle(kept, decision.grants, least, used, self._instances, now_s)
         return QueueState(
             at_s=now_s,
             grants=dict(decision.grants),

@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
-from controller.redis_server import join_redis, open_redis, server_binary
+from controller.redis_server import CONNECTIONS, join_redis, open_redis, server_binary
 from rlhfless.errors import CapacityError, ConflictError, UserError
 
 pytestmark = pytest.mark.slow
@@ -41,6 +42,23 @@ def test_two_runs_have_a_server_each(tmp_path: Path) -> None:
             return await a.get("k"), await b.get("k")
 
     assert asyncio.run(both()) == (b"a", None)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_more_commands_at_once_than_connections_wait(tmp_path: Path, given: bool) -> None:
+    async def ask(redis: Redis) -> list[object]:
+        waits = (redis.blpop(["nothing"], timeout=0.1) for _ in range(2 * CONNECTIONS + 1))
+        return await asyncio.gather(*waits)
+
+    async def run() -> list[object]:
+        async with open_redis(str(tmp_path)) as redis:
+            if not given:
+                return await ask(redis)
+            socket = (tmp_path / "socket").read_text()
+            async with open_redis("unused", f"unix://{socket}") as same:
+                return await ask(same)
+
+    assert asyncio.run(run()) == [None] * (2 * CONNECTIONS + 1)
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
