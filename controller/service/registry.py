@@ -223,13 +223,11 @@ class Registry:
         def taken(record: JobRecord) -> JobRecord:
             if record.state in ("running", "pausing"):
                 return record
-            return self._entering(record, "running", None)
+            return msgspec.structs.replace(self._entering(record, "running", None), setback=None)
 
         return await self._change(tenant, job, taken, fence)
 
-    async def put_back(
-        self, tenant: str, job: str, setback: Setback, *, fence: Fence
-    ) -> JobRecord:
+    async def put_back(self, tenant: str, job: str, setback: Setback, *, fence: Fence) -> JobRecord:
         """After a setback a job waits for its next attempt; one that was asked to pause is paused,
         and its open step is repeated when it is resumed. Raises as ``move``."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from controller.fencing import Fence, LostLeaseError, fence_key
 from controller.service.events import Events
-from controller.service.registry import JobRecord, Registry
+from controller.service.registry import JobRecord, Registry, Setback
 from controller.service.states import State
 from rlhfless.errors import ConflictError, NotFoundError, UserError
 
@@ -215,6 +215,44 @@ def test_a_stale_replica_moves_nothing() -> None:
         await registry.move("acme", job.id, "running", fence=Fence(2, "b"))
         # Its owner needs no lease.
         assert (await registry.move("acme", job.id, "cancelled")).state == "cancelled"
+
+    with_registry(test)
+
+
+def test_a_pause_outlives_the_replica_that_was_to_make_it() -> None:
+    async def test(registry: Registry, redis: fakeredis.FakeAsyncRedis) -> None:
+        job = await registry.create("acme", SPEC)
+        first, second = Fence(1, "a"), Fence(2, "b")
+        await redis.set(fence_key(job.id), str(first))
+        assert (await registry.take_up("acme", job.id, first)).state == "running"
+        assert (await registry.pause("acme", job.id, "by its owner")).state == "pausing"
+        await redis.set(fence_key(job.id), str(second))
+        taken = await registry.take_up("acme", job.id, second)
+        assert (taken.state, taken.reason) == ("pausing", "by its owner")
+        with pytest.raises(LostLeaseError):
+            await registry.take_up("acme", job.id, first)
+        await registry.move("acme", job.id, "cancelled")
+        with pytest.raises(ConflictError):
+            await registry.take_up("acme", job.id, second)
+
+    with_registry(test)
+
+
+def test_after_a_setback_a_job_waits_unless_it_was_to_pause() -> None:
+    async def test(registry: Registry, redis: fakeredis.FakeAsyncRedis) -> None:
+        job = await registry.create("acme", SPEC)
+        fence, setback = Fence(1, "a"), Setback(99.0, 2, "no instance")
+        await redis.set(fence_key(job.id), str(fence))
+        await registry.take_up("acme", job.id, fence)
+        back = await registry.put_back("acme", job.id, setback, fence=fence)
+        assert (back.state, back.setback) == ("queued", setback)
+        assert back.reason == "tried again after a setback: no instance"
+        assert (await registry.take_up("acme", job.id, fence)).setback is None
+        await registry.pause("acme", job.id, "by its owner")
+        paused = await registry.put_back("acme", job.id, setback, fence=fence)
+        assert (paused.state, paused.setback) == ("paused", None)
+        assert paused.reason == "by its owner; the open step is to be repeated: no instance"
+        assert (await registry.resume("acme", job.id, lambda spec: spec)).state == "queued"
 
     with_registry(test)
 
