@@ -60,12 +60,13 @@ class Driver:
         async with asyncio.TaskGroup() as group:
             while True:
                 try:
-                    await self._turn(group)
+                    await self.turn(group)
                 except (TransientError, CapacityError) as error:
                     _log.warning("the queue waits: %s", error.detail)
                 await self._service.until_changed(TURN_S)
 
-    async def _turn(self, group: asyncio.TaskGroup) -> None:
+    async def turn(self, group: asyncio.TaskGroup) -> None:
+        """One look at all open jobs; attempts begin in ``group``."""
         self._let_go |= {job for job, one in self._driven.items() if one.task.done()}
         self._driven = {job: one for job, one in self._driven.items() if not one.task.done()}
         records = await self._service.registry.open_jobs()
@@ -75,7 +76,7 @@ class Driver:
         barred = {record.id: why for record in records if (why := over[record.tenant])}
         reached = await read_reached(self._service.redis, [r.id for r in records])
         candidates = [
-            _candidate(record, reached[record.id])
+            candidate(record, reached[record.id])
             for record in records
             if record.id not in barred and _may_run(record)
         ]
@@ -143,7 +144,8 @@ def _may_run(record: JobRecord) -> bool:
     return record.state in ("running", "pausing")
 
 
-def _candidate(record: JobRecord, reached: Reached) -> Candidate:
+def candidate(record: JobRecord, reached: Reached) -> Candidate:
+    """What the fair queue is to know of a job. One that trains lends what only its rollout uses."""
     spec = JobSpec.model_validate(record.spec)
     least = least_instances(spec)
     lends = reached.phase == "train" and time.time() - reached.since > LEND_AFTER_S

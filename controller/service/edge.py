@@ -19,6 +19,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controller.service.audit import Audit, AuditEntry, is_audited, masked, new_request_id
@@ -101,6 +102,8 @@ class Edge:
 
         try:
             await self._limit(self._app, scope, receive, send_on)
+        except ClientDisconnect:
+            pass  # the caller left before it had sent all of the body; nobody can be answered
         except Exception:  # the boundary of a request
             _log.exception("request %s met a defect", request.id)
             if request.answered_s is None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from controller.service.audit import MAX_TARGET_CHARS, Audit, AuditEntry, is_audited, masked
@@ -139,6 +140,27 @@ def test_a_defect_is_answered_with_its_request_id_and_logged(
         assert "what went wrong" not in answer.text
         assert "what went wrong" in caplog.text
         assert answer.headers["x-request-id"] in caplog.text
+
+    with_api(test)
+
+
+def test_a_caller_who_leaves_amid_a_body_is_no_defect(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(api: Api) -> None:
+        async def leaving(scope: Scope, receive: Receive, send: Send) -> None:
+            await Request(scope, receive).body()
+
+        async def receive() -> Message:
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            raise AssertionError(message)
+
+        edge = Edge(leaving, api.service.audit, api.service.metrics, BodyLimit(10))
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+        with caplog.at_level(logging.INFO, "controller.service.access"):
+            await edge(scope, receive, send)
+        (line,) = (json.loads(record.message) for record in caplog.records)
+        assert line["status"] == 499
 
     with_api(test)
 
