@@ -190,6 +190,8 @@ def _listen(config: HostConfig) -> socket.socket:
             listener.bind(config.socket)
         else:
             listener = socket.create_server((config.host, config.port))
+            # Connections inherit it; asyncio sets it only where it has made the socket itself.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
         where = config.socket or f"{config.host}:{config.port}"
         raise UserError(f"cannot listen on {where}: {error.strerror}") from error
