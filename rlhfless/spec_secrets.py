@@ -18,6 +18,7 @@ from pydantic import SecretStr
 
 from rlhfless.errors import UserError
 from rlhfless.spec import JobSpec
+from rlhfless.spec_kept import kept_spec
 
 MASK = "**********"
 _SHORTEST = 4
@@ -44,11 +45,12 @@ def split(spec: JobSpec) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def merge(masked: Mapping[str, Any], secrets: Mapping[str, str]) -> JobSpec:
-    """What was ``split``, whole again. Raises ``UserError`` naming a secret that is missing."""
+    """What was ``split``, by whatever release, whole again. Raises ``UserError`` naming a secret
+    that is missing, ``ValidationError`` as ``kept_spec``."""
     raw = copy.deepcopy(dict(masked))
     for path, secret in secrets.items():
         _put(raw, path, secret)
-    spec = JobSpec.model_validate(raw)
+    spec = kept_spec(raw)
     require_secrets(spec)
     return spec
 

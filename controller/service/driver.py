@@ -18,6 +18,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from controller.platforms.local_host import LocalHost
 from controller.service.attempt import Attempt
 from controller.service.job_control import JobControl, least_instances, most_instances
@@ -29,6 +31,7 @@ from controller.service.service import Service
 from controller.service.shares import QueueState
 from rlhfless.errors import CapacityError, ConflictError, NotFoundError, TransientError
 from rlhfless.spec import JobSpec
+from rlhfless.spec_kept import kept_spec
 
 TURN_S = 0.5
 LEND_AFTER_S = 2.0
@@ -54,6 +57,7 @@ class Driver:
         self._leases = leases
         self._driven: dict[str, _Driven] = {}
         self._let_go: set[str] = set()
+        self._strange: set[str] = set()
 
     async def run(self) -> None:
         """Until it is cancelled; its jobs' attempts are ended then."""
@@ -69,7 +73,7 @@ class Driver:
         """One look at all open jobs; attempts begin in ``group``."""
         self._let_go |= {job for job, one in self._driven.items() if one.task.done()}
         self._driven = {job: one for job, one in self._driven.items() if not one.task.done()}
-        records = await self._service.registry.open_jobs()
+        records = [r for r in await self._service.registry.open_jobs() if self._understands(r)]
         tenants = sorted({record.tenant for record in records})
         quotas = await self._service.tenants.quotas(tenants)
         over = {tenant: await self._service.tenants.over_quota(tenant) for tenant in tenants}
@@ -91,6 +95,17 @@ class Driver:
         await self._put_back(record for record in undriven if record.id not in state.grants)
         await self._start(group, (r for r in undriven if r.id in state.grants), state)
 
+    def _understands(self, record: JobRecord) -> bool:
+        """Whether this release can tell what a job needs; if not, others see to it."""
+        try:
+            kept_spec(record.spec)
+        except ValidationError as error:
+            if record.id not in self._strange:
+                self._strange.add(record.id)
+                _log.warning("job %s is of another release: %s", record.id, error)
+            return False
+        return True
+
     def _measure(self, records: Sequence[JobRecord]) -> None:
         metrics = self._service.metrics
         metrics.set_jobs(Counter(record.state for record in records))
@@ -104,10 +119,13 @@ class Driver:
         for record in records:
             if room <= 0:
                 return
-            spec = JobSpec.model_validate(record.spec)
             held = state.held(record.id)
-            if not _may_run(record) or held < least_instances(spec):
+            if not _may_run(record) or held < least_instances(kept_spec(record.spec)):
                 continue
+            try:
+                spec = JobSpec.model_validate(record.spec)
+            except ValidationError:
+                continue  # of a newer release, whose replicas know what to make of it
             lease = await self._leases.acquire(record.id)
             if lease is None:
                 continue
@@ -146,7 +164,7 @@ def _may_run(record: JobRecord) -> bool:
 
 def candidate(record: JobRecord, reached: Reached) -> Candidate:
     """What the fair queue is to know of a job. One that trains lends what only its rollout uses."""
-    spec = JobSpec.model_validate(record.spec)
+    spec = kept_spec(record.spec)
     least = least_instances(spec)
     lends = reached.phase == "train" and time.time() - reached.since > LEND_AFTER_S
     return Candidate(

@@ -19,6 +19,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
 from redis.asyncio import Redis
 
 from controller.fencing import Fence, LostLeaseError, check_fence, fence_key
@@ -123,8 +124,8 @@ class WebhookSender:
         try:
             record = await self._registry.get(tenant, job)
             spec = merge(record.spec, await self._registry.secrets(job))
-        except (NotFoundError, UserError) as error:
-            _log.warning("the webhooks of job %s are given up: %s", job, error.detail)
+        except (NotFoundError, UserError, ValidationError) as error:
+            _log.warning("the webhooks of job %s are given up: %s", job, error)
             await self._fenced(fence, lambda pipe: pipe.srem(WEBHOOK_JOBS, member))
             return
         all_told = [_Told(job, spec, index) for index in range(len(spec.webhooks))]

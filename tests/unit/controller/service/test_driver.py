@@ -103,3 +103,19 @@ def test_a_job_that_trains_for_long_lends_its_rollouts_instances(
     reached = Reached(phase=phase, since=time.time() - ago_s)
     found = candidate(record, reached)
     assert (found.least, found.most) == (3, most)
+
+
+def test_a_job_of_a_newer_release_is_left_to_it(
+    play: Callable[[Callable[[World], Awaitable[None]]], None],
+) -> None:
+    async def test(world: World) -> None:
+        registry = world.service.registry
+        newer = await registry.create("acme", {**SPEC, "novelty": {"on": True}})
+        alien = await registry.create("acme", {**SPEC, "rewards": 7})
+        await world.turn()
+        queue = await world.service.shares.read()
+        assert newer.id in queue.waiting  # it counts
+        assert alien.id not in queue.waiting
+        assert await world.state(newer) == ("queued", None)
+
+    play(test)
