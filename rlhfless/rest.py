@@ -125,7 +125,8 @@ class JobChange(Document):
 
 
 class Event(Document):
-    """``type`` (``state``, ``step``, ``evaluated``, ``notice``, ...) says what ``data`` holds."""
+    """``type`` (``state``, ``step``, ``evaluated``, ``checkpoint``, ``notice``, ...) says what
+    ``data`` holds."""
 
     id: str
     object: Literal["rlhf.job.event"] = "rlhf.job.event"

@@ -90,7 +90,7 @@ class Driver:
         self._measure(records)
         by_id = {record.id: record for record in records}
         for job, one in self._driven.items():
-            _tell(one, by_id.get(job), state)
+            _tell(one, by_id.get(job), state, barred.get(job))
         undriven = [record for record in records if record.id not in self._driven]
         await self._put_back(record for record in undriven if record.id not in state.grants)
         await self._start(group, (r for r in undriven if r.id in state.grants), state)
@@ -177,9 +177,11 @@ def candidate(record: JobRecord, reached: Reached) -> Candidate:
     )
 
 
-def _tell(driven: _Driven, record: JobRecord | None, state: QueueState) -> None:
+def _tell(
+    driven: _Driven, record: JobRecord | None, state: QueueState, barred: str | None
+) -> None:
     """Let a running job know what changed; end it if it is over (``record`` None) for everybody
-    else."""
+    else. ``barred``: why its tenant's jobs may not run."""
     control, job = driven.attempt.control, driven.attempt.job
     if record is None:
         driven.task.cancel()
@@ -187,7 +189,7 @@ def _tell(driven: _Driven, record: JobRecord | None, state: QueueState) -> None:
     if record.state == "pausing":
         control.ask("pause", record.reason or "")
     elif record.state == "running" and job not in state.grants:
-        control.ask("yield", f"others' turn: {state.waiting.get(job, '')}")
+        control.ask("yield", barred or f"others' turn: {state.waiting.get(job, '')}")
     else:
         control.ask(None)
     control.hold(state.held(job))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, Security
@@ -17,8 +18,9 @@ from controller.service.keys import ApiKey, ApiKeys, Scope
 from controller.service.refusals import StillWorkingError, TooLargeError, TooManyRequestsError
 from controller.service.yaml_body import MAX_BYTES as MAX_YAML_BYTES
 from controller.service.yaml_body import is_yaml, read_yaml
-from rlhfless.errors import RlhflessError, UnauthenticatedError, UserError
+from rlhfless.errors import NotFoundError, RlhflessError, UnauthenticatedError, UserError
 
+_SEE_DOCS = "/docs shows what there is"
 _BEARER = HTTPBearer(
     scheme_name="key", bearerFormat="rlk_...", description="An API key.", auto_error=False
 )
@@ -119,12 +121,19 @@ def answer_with_problems(app: FastAPI) -> None:
         param = ".".join(str(part) for part in first["loc"][1:])
         return problem(UserError(f"{param}: {first['msg']}", param=param))
 
-    async def routing(_: Request, error: Exception) -> Response:
+    async def routing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 413:
             return problem(TooLargeError(error.detail))
-        document = UserError(str(error.detail)).to_problem()
-        document |= {"title": str(error.detail), "status": error.status_code}
+        asked = f"{request.method} {request.url.path}"[:200]
+        if error.status_code == 404:
+            return problem(NotFoundError(f"there is no {asked}", hint=_SEE_DOCS))
+        if error.status_code == 405:
+            refused = UserError(f"{asked} cannot be asked for", hint=_SEE_DOCS)
+        else:
+            refused = UserError(str(error.detail))
+        document = refused.to_problem()
+        document |= {"title": HTTPStatus(error.status_code).phrase, "status": error.status_code}
         return JSONResponse(
             document, error.status_code, error.headers, media_type="application/problem+json"
         )

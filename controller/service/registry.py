@@ -178,7 +178,7 @@ class Registry:
         if not 1 <= limit <= MAX_LIMIT:
             raise UserError(f"limit must be 1 to {MAX_LIMIT}, got {limit}", param="limit")
         if after is not None:
-            _check_id(after)
+            _check_id(after, param="after")
         start = "+" if after is None else f"({after}"
         found = self._redis.zrevrangebylex(_jobs_key(tenant), start, "-", 0, limit + 1)
         ids = [id_.decode() for id_ in await answer(found)]
@@ -314,9 +314,9 @@ class Registry:
         return [_decode(raw) for raw in found if raw is not None]
 
 
-def _check_id(job: str) -> None:
+def _check_id(job: str, param: str | None = None) -> None:
     if not _ID.fullmatch(job):
-        raise NotFoundError(f"there is no job {job[:80]!r}")
+        raise NotFoundError(f"there is no job {job[:80]!r}", param=param)
 
 
 def _owned(raw: bytes | None, tenant: str, job: str) -> JobRecord:

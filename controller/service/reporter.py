@@ -83,6 +83,11 @@ class Reporter:
         elif event.kind == "evaluated":
             found: Evaluation = event.data["evaluation"]
             self._outbox.append((_evaluated(event.data["step"], found), event.message))
+        elif event.kind == "checkpoint":
+            step = event.data["step"]
+            data = {"step": step, "reference": f"checkpoint:{self._job}/{step}"}
+            made = JobEvent(type="checkpoint", message=event.message, data=data)
+            self._outbox.append((made, event.message))
         elif event.kind == "notice":
             self.say(JobEvent(type="notice", message=event.message))
         if event.kind in PHASES:

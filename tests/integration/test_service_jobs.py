@@ -38,6 +38,9 @@ def test_a_submitted_job_runs_and_leaves_what_a_run_leaves(
             checkpoints = list(client.jobs.checkpoints(job))
             assert [one.step for one in checkpoints] == [3, 2]
             assert [one.final for one in checkpoints] == [True, False]
+            assert [e.data["reference"] for e in told if e.type == "checkpoint"] == [
+                one.reference for one in reversed(checkpoints)
+            ]
             folder = client.jobs.download(job, str(tmp_path / "weights"))
             assert (Path(folder) / "model.safetensors").exists()
             # What one job has left, another begins with.

@@ -14,7 +14,8 @@ export function ask({ title, contents, yes, no, danger = false }) {
       h(
         "div",
         { class: "actions" },
-        h("button", { type: "submit", value: "no", formnovalidate: true, autofocus: danger }, no),
+        // No submit button: Enter in a field would press the first of these.
+        h("button", { type: "button", onclick: () => dialog.close("no"), autofocus: danger }, no),
         h("button", { type: "submit", value: "yes", class: danger ? "danger" : "main" }, yes),
       ),
     );

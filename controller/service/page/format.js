@@ -16,12 +16,31 @@ export function whole(value) {
   return value === null || value === undefined ? UNKNOWN : Math.round(value).toLocaleString("en");
 }
 
+/** "12.3 s", "2 min 31 s", "5 h 12 min". */
 export function duration(seconds) {
+  return lasting(seconds, number);
+}
+
+/** As `duration`, with as many decimals as its neighbours in a column. */
+export function inColumn(seconds) {
+  return lasting(seconds, (value) => value.toFixed(2));
+}
+
+function lasting(seconds, short) {
   if (seconds === null || seconds === undefined) return UNKNOWN;
-  if (seconds < 120) return `${number(seconds)} s`;
-  if (seconds < 7200) return `${number(seconds / 60)} min`;
-  if (seconds < 72 * 3600) return `${number(seconds / 3600)} h`;
-  return `${number(seconds / 86400)} days`;
+  if (seconds < 119.995) return `${short(seconds)}\u00a0s`;
+  const units = [
+    ["d", 86400],
+    ["h", 3600],
+    ["min", 60],
+    ["s", 1],
+  ];
+  const first = units.findIndex(([, size]) => Math.round(seconds) >= 2 * size || size === 60);
+  const [[name, size], [below, part]] = units.slice(first);
+  const parts = Math.round(seconds / part);
+  const rest = parts % (size / part);
+  const told = `${Math.floor((parts * part) / size)}\u00a0${name}`;
+  return rest ? `${told}\u00a0${rest}\u00a0${below}` : told;
 }
 
 export function usd(value) {

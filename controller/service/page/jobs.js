@@ -9,14 +9,14 @@ import { repeat } from "./wait.js";
 
 const EVERY_MS = 3000;
 const PER_PAGE = 20;
-const COLUMNS = ["Job", "State", "Progress", "Reward", "Cost", "Age"];
+const COLUMNS = ["Job", "State", "Progress", "Reward", "Cost", "Submitted"];
 
 export function jobsView(main, signal) {
   const rows = new Map();
   const body = h("tbody", { role: "rowgroup" });
   const list = h("div", {}, loading());
   const refused = h("div");
-  const older = h("button", { type: "button", class: "quiet", hidden: true }, "Older jobs");
+  const older = h("button", { type: "button", class: "more", hidden: true }, "Older jobs");
   let pages = 1;
 
   fill(
@@ -73,7 +73,9 @@ export function jobsView(main, signal) {
   }
 
   function failed(error) {
-    if (error.status !== 0) fill(refused, problemBox(error)); // the page's head tells of the others
+    // Of a service that is away the page's head tells, unless there is nothing else to be seen.
+    if (error.status !== 0) fill(refused, problemBox(error));
+    else if (!body.isConnected) fill(list, problemBox(error));
   }
 }
 

@@ -2,7 +2,7 @@
 
 import { fill, h, say } from "./dom.js";
 
-const SHOWN_MS = 8000;
+const SHOWN_MS = 5000;
 let timer = 0;
 
 /** A refusal, with what to do about it. */

@@ -1,7 +1,10 @@
 // The part of the address after #, and which view shows it.
 
 import { fill, h } from "./dom.js";
-import { problemBox } from "./notices.js";
+import { loading, problemBox } from "./notices.js";
+import { sleep } from "./wait.js";
+
+const AGAIN_MS = 3000; // until a service that was not reached is asked again
 
 /** Views by the first part of the address. A view is `(main, parts, signal) -> {title, moved?}`:
  * `signal` is aborted when it is left; `moved(parts)` returns whether the view that is open can
@@ -10,7 +13,8 @@ export function startRouter(main, views, fallback) {
   let open = null;
   let leaving = null;
 
-  async function show() {
+  /** `again`: what is shown already is that the service was not reached. */
+  async function show(again = false) {
     const parts = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decode);
     const known = Object.hasOwn(views, parts[0] ?? "");
     const name = known ? parts[0] : fallback();
@@ -20,7 +24,7 @@ export function startRouter(main, views, fallback) {
     leaving?.abort();
     open = null;
     const left = (leaving = new AbortController());
-    fill(main, h("p", { class: "loading", role: "status" }, "Loading …"));
+    if (!again) fill(main, loading());
     try {
       const view = await views[name](main, rest, left.signal);
       if (left.signal.aborted) return;
@@ -28,12 +32,25 @@ export function startRouter(main, views, fallback) {
       document.title = `${view.title} · rlhfless`;
     } catch (error) {
       if (left.signal.aborted) return;
-      fill(main, problemBox(error), h("p", {}, h("a", { href: "#/jobs" }, "All jobs")));
+      if (error.status === 0) later(left.signal);
+      if (error.status === 0 && again) return;
+      document.title = "rlhfless";
+      fill(
+        main,
+        h("h1", {}, error.status === 404 ? "Nothing is here" : "This cannot be shown"),
+        problemBox(error),
+        h("p", {}, h("a", { class: "button", href: "#/jobs" }, "All jobs")),
+      );
     }
     (main.querySelector("[data-first]") ?? main).focus({ preventScroll: true });
   }
 
-  window.addEventListener("hashchange", show);
+  async function later(signal) {
+    await sleep(AGAIN_MS, signal);
+    if (!signal.aborted) show(true);
+  }
+
+  window.addEventListener("hashchange", () => show());
   show();
   return { show };
 }

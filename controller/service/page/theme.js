@@ -1,9 +1,9 @@
 // Light, dark, or as the system says.
 
-import { say } from "./dom.js";
+import { fill, h } from "./dom.js";
 
 const NAME = "rlhfless-theme";
-const WORDS = { auto: "◐ System", light: "○ Light", dark: "● Dark" };
+const WORDS = { auto: ["◐", "System"], light: ["○", "Light"], dark: ["●", "Dark"] };
 const NEXT = { auto: "light", light: "dark", dark: "auto" };
 
 export function startTheme(button) {
@@ -18,7 +18,8 @@ export function startTheme(button) {
 
   function show() {
     document.documentElement.dataset.theme = chosen;
-    say(button, WORDS[chosen]);
-    button.setAttribute("aria-label", `Colours: ${WORDS[chosen].slice(2)}`);
+    const [sign, word] = WORDS[chosen];
+    fill(button, sign, h("span", { class: "roomy" }, ` ${word}`));
+    button.setAttribute("aria-label", `Colours: ${word}`);
   }
 }

@@ -3,7 +3,7 @@
 
 import { fill, h, s, say } from "../dom.js";
 
-/** `draw(width)` returns {height, shapes, summary}; `step(key)` moves what is read out by an arrow
+/** `draw(width)` returns {height, shapes, summary} (no summary: nothing is there yet); `step(key)` moves what is read out by an arrow
  * key and `pointed(x, y)` by the pointer, in pixels (null: it left); both return the words, or null
  * for none. `asTable()` returns a table; without it, the page has one already. */
 export function figure({ title, draw, step, pointed, asTable }) {
@@ -68,6 +68,7 @@ export function figure({ title, draw, step, pointed, asTable }) {
     svg.setAttribute("height", height);
     fill(svg, shapes);
     if (!held) tell(summary);
+    values.hidden = !summary; // there is nothing to tell
     showTable();
   }
 

@@ -2,10 +2,11 @@
 
 import { s } from "../dom.js";
 import { number } from "../format.js";
-import { domain, scale, ticks } from "./axis.js";
+import { domain, labels, scale, ticks } from "./axis.js";
 import { figure } from "./figure.js";
 
 const HEIGHT = 260;
+const LEAST_SPAN = 0.1; // of an axis, as a share of its greatest value
 const EDGE = { left: 64, right: 18, top: 14, bottom: 40 };
 
 /** `points`: [{time, cost, label}] by time, in units that `across` and `upwards` name; `asked`:
@@ -42,22 +43,25 @@ export function frontierChart({ title, points, asked, across, upwards }) {
 
   function draw(width) {
     const all = [...points, asked];
-    const times = domain(all.map((point) => point.time));
-    const costs = domain(all.map((point) => point.cost));
+    const times = domain(all.map((point) => point.time), LEAST_SPAN);
+    const costs = domain(all.map((point) => point.cost), LEAST_SPAN);
     const floor = HEIGHT - EDGE.bottom;
     const toX = scale(times, EDGE.left, width - EDGE.right);
     const toY = scale(costs, floor, EDGE.top);
     places = points.map(({ time, cost }) => [toX(time), toY(cost)]);
+    const levels = ticks(...costs, 4);
+    const marks = ticks(...times, Math.max(2, width / 110));
+    const [heights, moments] = [labels(levels), labels(marks)];
     return {
       height: HEIGHT,
       summary: told(asked),
       shapes: [
-        ticks(...costs, 4).map((value) => [
+        levels.map((value, n) => [
           s("line", { x1: EDGE.left, x2: width - EDGE.right, y1: toY(value), y2: toY(value) }),
-          s("text", { class: "y", x: EDGE.left - 6, y: toY(value) + 4 }, number(value)),
+          s("text", { class: "y", x: EDGE.left - 6, y: toY(value) + 4 }, heights[n]),
         ]),
-        ticks(...times, Math.max(2, width / 110)).map((value) =>
-          s("text", { class: "x", x: toX(value), y: floor + 17 }, number(value)),
+        marks.map((value, n) =>
+          s("text", { class: "x", x: toX(value), y: floor + 17 }, moments[n]),
         ),
         s(
           "text",

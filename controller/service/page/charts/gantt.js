@@ -1,7 +1,7 @@
 // Function instances over time, coloured by what they do.
 
 import { h, s } from "../dom.js";
-import { clock, duration, number } from "../format.js";
+import { clock, duration, inColumn, number } from "../format.js";
 import { table } from "../table.js";
 import { scale, ticks } from "./axis.js";
 import { figure } from "./figure.js";
@@ -47,7 +47,7 @@ export function gantt({ title, spans, window }) {
     asTable: () =>
       table(
         title,
-        ["Instance", "Function", "busy", "idle", "starting", "held"],
+        ["Instance", ["Function", "words"], "Busy", "Idle", "Starting", "Held"],
         byInstance(spans()),
       ),
   });
@@ -170,6 +170,6 @@ function byInstance(spans) {
   return [...found].map(([instance, { name, busy, idle, cold }]) => [
     instance,
     name,
-    ...[busy, idle, cold, busy + idle + cold].map(duration),
+    ...[busy, idle, cold, busy + idle + cold].map(inColumn),
   ]);
 }

@@ -3,15 +3,16 @@
 import { s } from "../dom.js";
 import { number } from "../format.js";
 import { table } from "../table.js";
-import { domain, scale, ticks } from "./axis.js";
+import { domain, labels, scale, ticks } from "./axis.js";
 import { figure } from "./figure.js";
 
 const HEIGHT = 190;
-const EDGE = { left: 46, right: 12, top: 8, bottom: 24 };
+const EDGE = { left: 54, right: 12, top: 8, bottom: 24 };
 const ROWS = 200; // of the table, the newest
 
-/** `points()` returns [[step, value], ...] in order of their steps. `name`: of the value. */
-export function lineChart({ title, name, points }) {
+/** `points()` returns [[step, value], ...] in order of their steps. `name`: of the value; `unit`: what
+ * follows it in words; `nothing()`: what is said while there is no point. */
+export function lineChart({ title, name, unit = "", points, nothing }) {
   let at = null; // index of the point that is read out
   let toX = null;
   const chart = figure({
@@ -43,7 +44,7 @@ export function lineChart({ title, name, points }) {
 
   function told(index) {
     const [step, value] = points()[index];
-    return `step ${step}: ${number(value)}`;
+    return `step ${step}: ${number(value)}${unit && ` ${unit}`}`;
   }
 
   function nearest(x) {
@@ -53,7 +54,7 @@ export function lineChart({ title, name, points }) {
 
   function draw(width) {
     const all = points();
-    if (!all.length) return { height: HEIGHT, shapes: nothing(width), summary: "no step yet" };
+    if (!all.length) return { height: HEIGHT, shapes: words(nothing(), width), summary: "" };
     if (at !== null) at = Math.min(at, all.length - 1);
     const floor = HEIGHT - EDGE.bottom;
     const steps = [all[0][0], Math.max(all.at(-1)[0], all[0][0] + 1)];
@@ -61,20 +62,24 @@ export function lineChart({ title, name, points }) {
     toX = scale(steps, EDGE.left, width - EDGE.right);
     const toY = scale(values, floor, EDGE.top);
     const right = width - EDGE.right;
-    const levels = ticks(...values, 4).map((value) => [
+    const marked = ticks(...values, 4);
+    const heights = labels(marked);
+    const levels = marked.map((value, n) => [
       s("line", { x1: EDGE.left, x2: right, y1: toY(value), y2: toY(value) }),
-      s("text", { class: "y", x: EDGE.left - 6, y: toY(value) + 4 }, number(value)),
+      s("text", { class: "y", x: EDGE.left - 6, y: toY(value) + 4 }, heights[n]),
     ]);
     const marks = ticks(...steps, Math.max(2, width / 90))
       .filter((step) => Number.isInteger(step))
-      .map((step) => s("text", { class: "x", x: toX(step), y: floor + 17 }, String(step)));
+      .map((step, n) =>
+        s("text", { class: "x", x: toX(step), y: floor + 17 }, n ? String(step) : `step ${step}`),
+      );
     const shown = thinned(all, toX).map(
       ([step, value]) => `${toX(step).toFixed(1)},${toY(value).toFixed(1)}`,
     );
     const [step, value] = all[at ?? all.length - 1];
     return {
       height: HEIGHT,
-      summary: `step ${step}: ${number(value)}`,
+      summary: told(at ?? all.length - 1),
       shapes: [
         levels,
         marks,
@@ -87,8 +92,8 @@ export function lineChart({ title, name, points }) {
   }
 }
 
-function nothing(width) {
-  return [s("text", { class: "x", x: width / 2, y: HEIGHT / 2 }, "shown after the first step")];
+function words(text, width) {
+  return [s("text", { class: "x", x: width / 2, y: HEIGHT / 2 }, text)];
 }
 
 /** At most the lowest and the highest point of each pixel: what can be seen of many. */

@@ -25,22 +25,22 @@ export function budgetCard(model) {
     say(big, priced ? usd(spent.usd) : duration(spent.held_s));
     say(small, told(priced, spent, forecast));
     const { max_usd, max_function_seconds } = spec.budget ?? {};
+    const limited = max_usd != null || max_function_seconds != null;
+    const lacking = [!priced && "Prices are unknown.", !limited && "No budget is set."];
     fill(
       bars,
-      meter("USD", usd, spent.usd, forecast?.usd, max_usd),
-      meter("function time", duration, spent.held_s, forecast?.held_s, max_function_seconds),
-      max_usd == null &&
-        max_function_seconds == null &&
-        h("p", { class: "soft small" }, "No budget is set."),
+      meter("", usd, spent.usd, forecast?.usd, max_usd),
+      meter("function time ", duration, spent.held_s, forecast?.held_s, max_function_seconds),
+      h("p", { class: "soft small lacking" }, lacking.filter(Boolean).join(" ")),
     );
   }
 }
 
 function told(priced, spent, forecast) {
-  const kind = priced ? `${duration(spent.held_s)} held` : "of instances held; prices are unknown";
+  const kind = priced ? `for ${duration(spent.held_s)} of instances held` : "of instances held";
   if (!forecast) return kind;
   const end = priced ? usd(forecast.usd) : duration(forecast.held_s);
-  return end === UNKNOWN ? kind : `${kind}; about ${end} in all`;
+  return end === UNKNOWN ? kind : `${kind}, about ${end} in all`;
 }
 
 /** Spent and forecast as shares of a limit. */
@@ -49,10 +49,10 @@ function meter(name, format, spent, forecast, limit) {
   const share = (value) => Math.min(1, (value ?? 0) / limit);
   const over = (forecast ?? spent ?? 0) > limit;
   const words =
-    `${format(spent)} of ${format(limit)} ${name} spent` +
+    `${format(spent)} of ${format(limit)} ${name}spent` +
     (forecast == null
       ? ""
-      : `, ${percent(forecast / limit)} forecast${over ? ": over the budget" : ""}`);
+      : `, ${percent(forecast / limit)} by the end${over ? ": over the budget" : ""}`);
   return h(
     "div",
     { class: over ? "meter over" : "meter" },

@@ -6,8 +6,8 @@ import { lineChart } from "../charts/lines.js";
 const FIRST = ["reward/mean", "response_length/mean"];
 const KL = ["reference/kl", "policy/kl"]; // the first that the job has
 const TITLES = {
-  "reward/mean": ["Reward", "mean reward"],
-  "response_length/mean": ["Response length", "tokens, mean"],
+  "reward/mean": ["Reward", "Mean reward"],
+  "response_length/mean": ["Response length", "Tokens, mean", "tokens"],
   "reference/kl": ["KL to the reference", "KL"],
   "policy/kl": ["KL of each update", "KL"],
 };
@@ -17,7 +17,7 @@ export function curves(model, signal) {
   const names = new Set();
   let read = 0; // steps whose names are known
   const grid = h("div", { class: "charts" });
-  const more = chart(() => choice.value, "Any metric");
+  const more = chart(() => choice.value, "Chosen metric");
   const shown = [...FIRST.map((name) => chart(() => name, ...TITLES[name])), klChart()];
   fill(
     grid,
@@ -32,6 +32,7 @@ export function curves(model, signal) {
   );
   choice.addEventListener("change", more.update);
   model.addEventListener("metrics", update, { signal });
+  model.addEventListener("job", () => read || update(), { signal }); // it may end without a step
   update();
   return h("div", {}, grid, picker);
 
@@ -39,6 +40,7 @@ export function curves(model, signal) {
     for (; read < model.metrics.length; read++) {
       for (const name of Object.keys(model.metrics[read].metrics)) names.add(name);
     }
+    picker.hidden = !names.size;
     if (choice.options.length !== names.size) {
       const chosen = choice.value || "reward/std";
       fill(
@@ -57,11 +59,13 @@ export function curves(model, signal) {
     return chart(name, title, "KL");
   }
 
-  function chart(metric, title, name = "value") {
+  function chart(metric, title, name = "Value", unit = "") {
     const points = () =>
       model.metrics
         .filter((entry) => metric() in entry.metrics)
         .map((entry) => [entry.step, entry.metrics[metric()]]);
-    return lineChart({ title, name, points });
+    const nothing = () =>
+      model.ended ? "no step was committed" : "shown after the first step";
+    return lineChart({ title, name, unit, points, nothing });
   }
 }

@@ -29,7 +29,7 @@ export function overviewTab(place, model, signal) {
     const rows = entered.map(([state, { at, reason }]) => [
       statePill(state),
       clock(at),
-      reason ?? "",
+      reason ?? "–",
     ]);
     fill(
       states,
@@ -67,9 +67,8 @@ function numbers(model, signal) {
     bar.hidden = !total;
     const rewards = model.metrics.map((entry) => entry.metrics["reward/mean"]);
     const now = rewards.at(-1) ?? progress.reward;
-    say(cards.reward.big, now === null || now === undefined ? "–" : number(now));
-    const first = rewards.length > 1 ? `${number(rewards[0])} in step 1` : "mean of the last step";
-    say(cards.reward.small, [first, heldOut(model.evaluations)].filter(Boolean).join("; "));
+    say(cards.reward.big, now == null ? "–" : number(now));
+    say(cards.reward.small, sofar(model, rewards));
     say(cards.time.big, duration(progress.wall_s));
     say(cards.time.small, ending(model.job, forecast));
     say(cards.instances.big, whole(progress.instances));
@@ -85,6 +84,13 @@ function numbers(model, signal) {
   show();
   const elements = Object.values(cards).map(({ element }) => element);
   return h("div", { class: "cards" }, elements, budget.element);
+}
+
+/** What the last step's reward is to be compared with. */
+function sofar(model, rewards) {
+  const none = model.ended ? "no step was committed" : "after the first step";
+  const first = rewards.length > 1 ? `${number(rewards[0])} in step 1` : "mean of the last step";
+  return [rewards.length ? first : none, heldOut(model.evaluations)].filter(Boolean).join("; ");
 }
 
 /** How the held-out set was answered, before and now. */
@@ -126,10 +132,10 @@ function instances(model, signal) {
   model.addEventListener("spans", chart.update, { signal });
   repeat(load, SPANS_EVERY_MS, signal, () => {}); // the page's head tells what does not answer
   return h(
-    "div",
-    {},
-    h("div", { class: "row" }, h("label", { for: "window" }, "Instances over"), choice, legend()),
+    "section",
+    { class: "card instances" },
     chart.element,
+    h("div", { class: "row" }, h("label", { for: "window" }, "Show"), choice, legend()),
   );
 
   async function load() {

@@ -60,7 +60,7 @@ export async function jobView(main, [id, ...parts], signal) {
     leaving?.abort();
     leaving = new AbortController();
     for (const link of links) {
-      if (link.dataset.tab === shown) link.setAttribute("aria-current", "page");
+      if (link.dataset.tab === shown) current(link);
       else link.removeAttribute("aria-current");
     }
     const [title, tab] = TABS[shown];
@@ -68,6 +68,13 @@ export async function jobView(main, [id, ...parts], signal) {
     place.setAttribute("aria-label", title);
     tab(place, model, AbortSignal.any([signal, leaving.signal]), rest);
   }
+}
+
+/** Mark the tab, and bring it into sight where not all fit. */
+function current(link) {
+  link.setAttribute("aria-current", "page");
+  const { parentElement: row, offsetLeft, offsetWidth } = link;
+  row.scrollLeft = offsetLeft - (row.clientWidth - offsetWidth) / 2;
 }
 
 function head(model, signal) {

@@ -61,11 +61,11 @@ function entry({ step, plan }) {
     h(
       "summary",
       {},
-      h("strong", {}, `Step ${step}`),
+      h("strong", {}, `Step ${step}:`),
       ` ${many(plan.actors, "actor")}, ${plan.strategy}`,
       plan.outcome && h("span", { class: "soft" }, ` · rollout ${duration(plan.outcome.seconds)}`),
+      h("span", { class: "why" }, plan.reason),
     ),
-    h("p", {}, plan.reason),
   );
   details.addEventListener("toggle", () => details.append(...more(plan)), { once: true });
   return details;

@@ -17,6 +17,13 @@ export function samplesTab(place, model, signal, [asked]) {
     h("option", { value: "" }, "as they were planned"),
   );
   const heat = h("input", { id: "heat", type: "checkbox" });
+  const scale = h(
+    "span",
+    { class: "scale soft small", hidden: true },
+    "certain ",
+    h("i", { "aria-hidden": "true" }),
+    " unlikely",
+  );
   const turn = (by) =>
     h(
       "button",
@@ -29,7 +36,7 @@ export function samplesTab(place, model, signal, [asked]) {
   const list = h("div", { class: "samples" });
   const more = h(
     "button",
-    { type: "button", class: "quiet", hidden: true, onclick: add },
+    { type: "button", class: "more", hidden: true, onclick: add },
     "More samples",
   );
   const form = h(
@@ -39,6 +46,7 @@ export function samplesTab(place, model, signal, [asked]) {
     h("span", { class: "pair" }, earlier, later),
     h("span", { class: "pair" }, h("label", { for: "order" }, "Order"), order),
     h("label", {}, heat, " Token log-probs"),
+    scale,
   );
   let last = null; // id of the last sample shown
   let loads = 0; // an answer that was overtaken is not shown
@@ -87,6 +95,7 @@ export function samplesTab(place, model, signal, [asked]) {
   function load() {
     last = null;
     more.hidden = true;
+    scale.hidden = !heat.checked;
     fill(list, loading());
     return add();
   }

@@ -1,15 +1,16 @@
 // What was held and what it cost, by function and by step.
 
 import { get } from "../api.js";
+import { legend } from "../charts/gantt.js";
 import { fill, h } from "../dom.js";
-import { duration, percent, usd } from "../format.js";
+import { duration, inColumn, percent, usd } from "../format.js";
 import { attempt, loading, problemBox } from "../notices.js";
 import { table } from "../table.js";
 import { coalesced } from "../wait.js";
 
 const SOON_MS = 500;
 const PER_PAGE = 20;
-const COLUMNS = ["Held", "Busy", "Idle", "Starting", ["Shares", "shares"], "Cost"];
+const COLUMNS = ["Held", "Busy", "Idle", "Starting", "Shares"];
 
 export function usageTab(place, model, signal) {
   const total = h("div", {}, loading());
@@ -17,7 +18,7 @@ export function usageTab(place, model, signal) {
   const refused = h("div");
   const more = h(
     "button",
-    { type: "button", class: "quiet", hidden: true, onclick: add },
+    { type: "button", class: "more", hidden: true, onclick: add },
     "More steps",
   );
   const shown = [];
@@ -30,16 +31,26 @@ export function usageTab(place, model, signal) {
 
   async function loadTotal() {
     const usage = await get(`${model.path}/usage`, { limit: 1 }, signal);
-    const rows = Object.entries(usage.functions).map(([name, spent]) => [name, ...cells(spent)]);
+    const priced = usage.total.usd !== null;
+    const rows = Object.entries(usage.functions).map(([name, spent]) => [
+      name,
+      ...cells(spent, priced),
+    ]);
+    const over = `Over ${duration(usage.wall_s)} in which the job ran.`;
     fill(
       total,
       table(
         "Instance time by function",
-        ["Function", ...COLUMNS],
-        [...rows, ["all", ...cells(usage.total)]],
+        ["Function", ...columns(priced)],
+        [...rows, ["all", ...cells(usage.total, priced)]],
         { css: "totalled" },
       ),
-      h("p", { class: "soft" }, `Over ${duration(usage.wall_s)} in which the job ran.`),
+      h(
+        "div",
+        { class: "row" },
+        h("span", { class: "soft" }, priced ? over : `${over} Prices are unknown.`),
+        legend(),
+      ),
     );
     more.hidden = shown.length >= model.metrics.length;
   }
@@ -51,17 +62,30 @@ export function usageTab(place, model, signal) {
     shown.push(...page.data);
     more.hidden = shown.length >= model.metrics.length;
     if (!shown.length) return;
-    const rows = shown.flatMap(({ step, functions }) =>
-      Object.entries(functions).map(([name, spent]) => [`${step} ${name}`, ...cells(spent)]),
+    const priced = shown.some(({ functions }) =>
+      Object.values(functions).some((spent) => spent.usd !== null),
     );
-    fill(steps, table("Instance time by step and function", ["Step", ...COLUMNS], rows));
+    const rows = shown.flatMap(({ step, functions }) =>
+      Object.entries(functions).map(([name, spent], index) => [
+        // said in each row, seen in the first
+        h("span", { class: index ? "unseen" : null }, String(step)),
+        name,
+        ...cells(spent, priced),
+      ]),
+    );
+    const heads = ["Step", ["Function", "words"], ...columns(priced)];
+    fill(steps, table("Instance time by step and function", heads, rows));
   }
 }
 
-function cells({ held_s, busy_s, idle_s, cold_s, usd: cost }) {
-  return [held_s, busy_s, idle_s, cold_s]
-    .map(duration)
-    .concat([shares(held_s, { busy: busy_s, idle: idle_s, cold: cold_s }), usd(cost)]);
+function columns(priced) {
+  return priced ? [...COLUMNS, "Cost"] : COLUMNS;
+}
+
+function cells({ held_s, busy_s, idle_s, cold_s, usd: cost }, priced) {
+  const times = [held_s, busy_s, idle_s, cold_s].map(inColumn);
+  const bar = shares(held_s, { busy: busy_s, idle: idle_s, cold: cold_s });
+  return priced ? [...times, bar, usd(cost)] : [...times, bar];
 }
 
 function shares(held, phases) {

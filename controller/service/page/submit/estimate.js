@@ -2,17 +2,18 @@
 
 import { frontierChart } from "../charts/frontier.js";
 import { h } from "../dom.js";
-import { duration, usd } from "../format.js";
+import { duration, inColumn, usd } from "../format.js";
 import { card } from "../job/overview.js";
 import { table } from "../table.js";
 
 export function estimateView(estimate) {
   const { cluster, total_steps, step_s, wall_s, held_s, functions, frontier, assumptions } =
     estimate;
+  const priced = estimate.usd !== null;
   const uses = Object.entries(functions).map(([name, spent]) => [
     name,
-    ...[spent.held_s, spent.busy_s, spent.idle_s, spent.cold_s].map(duration),
-    usd(spent.usd),
+    ...[spent.held_s, spent.busy_s, spent.idle_s, spent.cold_s].map(inColumn),
+    ...(priced ? [usd(spent.usd)] : []),
   ]);
   return h(
     "div",
@@ -25,16 +26,16 @@ export function estimateView(estimate) {
       filled("Time", duration(wall_s), `${total_steps} steps of ${duration(step_s)}`),
       filled(
         "Cost",
-        estimate.usd === null ? duration(held_s) : usd(estimate.usd),
-        estimate.usd === null
-          ? "of instances held; prices are unknown"
-          : `${duration(held_s)} held`,
+        priced ? usd(estimate.usd) : duration(held_s),
+        priced
+          ? `for ${duration(held_s)} of instances held`
+          : "of instances held; prices are unknown",
       ),
     ),
     frontier.length > 0 && frontierView(estimate, frontier),
     table(
       "Instance time by function",
-      ["Function", "Held", "Busy", "Idle", "Starting", "Cost"],
+      ["Function", "Held", "Busy", "Idle", "Starting", ...(priced ? ["Cost"] : [])],
       uses,
     ),
     assumptions.length > 0 &&
@@ -70,12 +71,12 @@ function frontierView(estimate, frontier) {
   });
   const rows = table(
     "Ways to run it, fastest first; none is both slower and dearer than another",
-    [["Settings", "words"], "Time", "Held", "Cost"],
+    [["Settings", "words"], "Time", "Held", ...(inUsd ? ["Cost"] : [])],
     frontier.map((point) => [
       settingsOf(point),
-      duration(point.wall_s),
-      duration(point.held_s),
-      usd(point.usd),
+      inColumn(point.wall_s),
+      inColumn(point.held_s),
+      ...(inUsd ? [usd(point.usd)] : []),
     ]),
   );
   const chart = frontierChart({
@@ -88,7 +89,7 @@ function frontierView(estimate, frontier) {
   return h(
     "div",
     {},
-    chart.element,
+    h("section", { class: "card" }, chart.element),
     rows,
     h(
       "p",

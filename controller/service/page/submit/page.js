@@ -8,6 +8,11 @@ import { draft, keepDraft } from "./draft.js";
 import { estimateView } from "./estimate.js";
 import { QUICK_START } from "./quick_start.js";
 
+const EXAMPLE = `name: my-job
+model: {path: …}
+dataset: {path: …}
+rewards:
+  - python: …`;
 const MODEL_OF_QUICK_START = "library:quickstart/model";
 
 export function submitView(main, _, signal) {
@@ -18,6 +23,7 @@ export function submitView(main, _, signal) {
     required: true,
     autocomplete: "off",
     "aria-describedby": "job-help",
+    placeholder: EXAMPLE,
   });
   text.value = draft();
   const files = attachments(() => text.value, signal);
