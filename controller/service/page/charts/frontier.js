@@ -43,8 +43,14 @@ export function frontierChart({ title, points, asked, across, upwards }) {
 
   function draw(width) {
     const all = [...points, asked];
-    const times = domain(all.map((point) => point.time), LEAST_SPAN);
-    const costs = domain(all.map((point) => point.cost), LEAST_SPAN);
+    const times = domain(
+      all.map((point) => point.time),
+      LEAST_SPAN,
+    );
+    const costs = domain(
+      all.map((point) => point.cost),
+      LEAST_SPAN,
+    );
     const floor = HEIGHT - EDGE.bottom;
     const toX = scale(times, EDGE.left, width - EDGE.right);
     const toY = scale(costs, floor, EDGE.top);

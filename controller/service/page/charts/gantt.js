@@ -47,7 +47,7 @@ export function gantt({ title, spans, window }) {
     asTable: () =>
       table(
         title,
-        ["Instance", ["Function", "words"], "Busy", "Idle", "Starting", "Held"],
+        ["Instance", ["Function", "name"], "Busy", "Idle", "Starting", "Held"],
         byInstance(spans()),
       ),
   });

@@ -70,9 +70,7 @@ export function lineChart({ title, name, unit = "", points, nothing }) {
     ]);
     const marks = ticks(...steps, Math.max(2, width / 90))
       .filter((step) => Number.isInteger(step))
-      .map((step, n) =>
-        s("text", { class: "x", x: toX(step), y: floor + 17 }, n ? String(step) : `step ${step}`),
-      );
+      .map((step, n) => mark(n ? String(step) : `step ${step}`, toX(step), floor + 17));
     const shown = thinned(all, toX).map(
       ([step, value]) => `${toX(step).toFixed(1)},${toY(value).toFixed(1)}`,
     );
@@ -90,6 +88,11 @@ export function lineChart({ title, name, unit = "", points, nothing }) {
       ],
     };
   }
+}
+
+/** A step's label; at the left end it would run into the values' labels, and begins there. */
+function mark(text, x, y) {
+  return s("text", { class: x < EDGE.left + 15 ? "x begin" : "x", x, y }, text);
 }
 
 function words(text, width) {

@@ -64,8 +64,7 @@ export function curves(model, signal) {
       model.metrics
         .filter((entry) => metric() in entry.metrics)
         .map((entry) => [entry.step, entry.metrics[metric()]]);
-    const nothing = () =>
-      model.ended ? "no step was committed" : "shown after the first step";
+    const nothing = () => (model.ended ? "no step was committed" : "shown after the first step");
     return lineChart({ title, name, unit, points, nothing });
   }
 }

@@ -35,7 +35,7 @@ export function overviewTab(place, model, signal) {
       states,
       table(
         "When it last entered each state, and why",
-        ["State", ["Since", "moment"], ["Reason", "words"]],
+        ["State", ["Since", "name"], ["Reason", "words"]],
         rows,
       ),
     );

@@ -64,9 +64,9 @@ export async function jobView(main, [id, ...parts], signal) {
       else link.removeAttribute("aria-current");
     }
     const [title, tab] = TABS[shown];
-    fill(place);
-    place.setAttribute("aria-label", title);
-    tab(place, model, AbortSignal.any([signal, leaving.signal]), rest);
+    const inside = h("div");
+    fill(place, h("h2", { class: "unseen" }, title), inside);
+    tab(inside, model, AbortSignal.any([signal, leaving.signal]), rest);
   }
 }
 

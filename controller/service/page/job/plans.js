@@ -75,7 +75,7 @@ function more(plan) {
   const parts = [];
   const ranked = alternatives(plan);
   if (ranked.length) {
-    const heads = ["", ["Actors", ""], ["Assignment", "words"], "Seconds", "Function-s", "Score"];
+    const heads = ["Choice", ["Actors", ""], ["Assignment", "words"], "Seconds", "Function-s", "Score"];
     parts.push(
       table(
         "What was weighed; the lowest score that is fast enough is chosen",

@@ -88,7 +88,7 @@ function unlikeliest(tokens) {
     { class: "values" },
     h("summary", {}, `Least likely tokens; log-prob of the response ${number(sum)}`),
     table(
-      "The darker a token, the less likely it was",
+      "The stronger its colour, the less likely a token was",
       ["Token", "Place", "Log-prob", "Probability"],
       ranked.map(({ text, index, logprob }) => [
         h("code", {}, JSON.stringify(text)),

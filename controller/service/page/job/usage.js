@@ -73,7 +73,7 @@ export function usageTab(place, model, signal) {
         ...cells(spent, priced),
       ]),
     );
-    const heads = ["Step", ["Function", "words"], ...columns(priced)];
+    const heads = ["Step", ["Function", "name"], ...columns(priced)];
     fill(steps, table("Instance time by step and function", heads, rows));
   }
 }
