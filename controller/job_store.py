@@ -27,7 +27,7 @@ from controller.collector import FinishedSample
 from controller.fencing import Fence, check_fence, fence_key
 from controller.journal import Scores, StepJournal, StepRecord
 from controller.redis_calls import answer
-from controller.service.events import JobEvent, add_to
+from controller.service.events import JobEvent, add_to, check_open, ended_key
 from rlhfless.errors import ConflictError, InternalError, TransientError
 
 STEP_PARTS = ("samples", "scores", "reference")
@@ -46,7 +46,8 @@ class JobStore:
     once another replica was granted the job.
 
     ``announce`` makes of a record the event that tells of it; it is appended to the job's events in
-    the transaction that commits the step, hence once.
+    the transaction that commits the step, hence once; a step of a job that has ended meanwhile is
+    refused with ``JobEndedError``.
     """
 
     def __init__(
@@ -130,8 +131,8 @@ class JobStore:
     ) -> None:
         counter = self._key("committed")
         async with self._redis.pipeline(transaction=True) as pipe:
-            await pipe.watch(counter, fence_key(self.job))
-            await self._check_fence(pipe)
+            await pipe.watch(counter, fence_key(self.job), ended_key(self.job))
+            await self._check_writer(pipe)
             committed = int(await pipe.get(counter) or 0)
             if committed == record.step + 1:
                 return
@@ -152,7 +153,7 @@ class JobStore:
                 await pipe.execute()
             except WatchError:
                 # Also what a connection lost at this moment looks like.
-                await self._check_fence(self._redis)
+                await self._check_writer(self._redis)
                 if int(await self._redis.get(counter) or 0) == committed:
                     raise TransientError("the connection to the job store was lost") from None
                 raise InternalError(
@@ -185,6 +186,11 @@ class JobStore:
             pipe.hset(key, mapping=mapping)
 
         await answer(self._redis.transaction(cast(Any, fenced), fence_key(self.job)))
+
+    async def _check_writer(self, pipe: Any) -> None:
+        await self._check_fence(pipe)
+        if self._announce is not None:
+            await check_open(pipe, self.job)
 
     async def _check_fence(self, pipe: Any) -> None:
         if self._fence is not None:

@@ -29,7 +29,7 @@ from controller.platforms.local import LocalPlatform
 from controller.platforms.local_host import LocalHost
 from controller.platforms.local_logs import LogSlice
 from controller.service.accounting import Accounting
-from controller.service.events import JobEvent
+from controller.service.events import JobEndedError, JobEvent
 from controller.service.job_control import JobControl
 from controller.service.lease import Lease, Leases
 from controller.service.log_keeper import tailing
@@ -102,7 +102,7 @@ class Attempt:
                     outcome = await self._drive()
                 except Exception as raised:  # the boundary of the job: its end must be on record
                     error = first_error(raised)
-                    if isinstance(error, LostLeaseError | _EndedElsewhereError):
+                    if isinstance(error, LostLeaseError | JobEndedError):
                         raise
                     await self._failed(error)
                 else:
@@ -110,7 +110,7 @@ class Attempt:
         except* LostLeaseError:
             self._service.metrics.lease_lost()
             _log.info("job %s is driven by another replica now", self._record.id)
-        except* _EndedElsewhereError:
+        except* JobEndedError:
             _log.info("job %s was ended meanwhile", self._record.id)
         except* (TransientError, CapacityError) as group:
             _log.warning("job %s is left as it is: %s", self._record.id, first_error(group))
@@ -163,6 +163,8 @@ class Attempt:
             trackers.ended("interrupted")  # unless we learn otherwise: it will go on
             try:
                 outcome = await self._reporting(execute(execution, Known()))
+            except* JobEndedError:
+                raise
             except* UserError:
                 trackers.ended("failed")
                 raise
@@ -281,11 +283,7 @@ class Attempt:
         except LostLeaseError:
             raise
         except ConflictError as conflict:
-            raise _EndedElsewhereError from conflict
-
-
-class _EndedElsewhereError(Exception):
-    """Its owner has cancelled the job."""
+            raise JobEndedError(f"job {self.job} has ended") from conflict
 
 
 def kinds(tenant: str, spec: JobSpec) -> dict[FunctionName, Hashable]:

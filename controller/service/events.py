@@ -6,9 +6,14 @@ last it saw and neither misses an event nor sees one twice.
 
     rlhfless:{job}:events        stream  the events (JSON)
     rlhfless:{job}:said:{name}   string  there is an event under this name
+    rlhfless:{job}:ended         string  the event that ends the job is there; expires
 
 An event given a name (``once``) is appended by the first who says it, whoever repeats it after a
 crash. One without is appended once, too, when only the answer of Redis was lost.
+
+Nothing of what a job's driver says comes after the event that ends the job, with which streams end:
+a driver learns of a cancellation a moment later, and what it would commit or say in that moment is
+refused.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from redis.asyncio import Redis
 
 from controller.fencing import Fence, check_fence, fence_key
 from controller.redis_calls import answer
-from rlhfless.errors import UserError
+from rlhfless.errors import ConflictError, UserError
 
 Level = Literal["info", "warning", "error"]
 
@@ -35,7 +40,15 @@ MAX_WAIT_S = 1.0
 """Longest single wait for an event; well below the time after which a client gives an answer up."""
 REPEATS_WITHIN_S = 600
 """A client repeats a command within this time, or never."""
+ENDED_FOR_S = 24 * 3600
+"""No driver goes on for so long after its job was ended."""
 _CURSOR = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
+
+
+class JobEndedError(ConflictError):
+    """The job has ended meanwhile; its driver has nothing to add."""
+
+    title = "Job ended"
 
 
 class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +92,18 @@ def add_to(pipe: Any, job: str, event: JobEvent) -> None:
     pipe.xadd(_stream(job), {"event": msgspec.json.encode(event)}, maxlen=KEEP, approximate=True)
 
 
+def end_in(pipe: Any, job: str) -> None:
+    """The event that ends the job is appended in the same transaction."""
+    pipe.set(ended_key(job), b"", ex=ENDED_FOR_S)
+
+
+async def check_open(pipe: Any, job: str) -> None:
+    """Raises ``JobEndedError`` after the job's end. ``pipe`` is a pipeline that watches
+    ``ended_key(job)`` and has not begun its transaction."""
+    if await pipe.exists(ended_key(job)):
+        raise JobEndedError(f"job {job} has ended")
+
+
 class Events:
     """The events of all jobs. Raises as ``controller.redis_calls.answer`` does."""
 
@@ -89,7 +114,8 @@ class Events:
         self, job: str, event: JobEvent, *, once: str | None = None, fence: Fence | None = None
     ) -> bool:
         """Append an event (its ``id`` is given by Redis). False: one was appended under the name
-        ``once`` before. With a ``fence``, raises ``LostLeaseError`` if it is no longer valid."""
+        ``once`` before. With a ``fence``, a driver's, raises ``LostLeaseError`` if it is no longer
+        valid, ``JobEndedError`` if the job has ended."""
         name = uuid.uuid4().hex if once is None else once
         said = f"rlhfless:{{{job}}}:said:{name}"
         fresh = True
@@ -98,6 +124,7 @@ class Events:
             nonlocal fresh
             if fence is not None:
                 await check_fence(pipe, job, fence)
+                await check_open(pipe, job)
             if await pipe.exists(said):
                 # A name of our own: an earlier attempt did it, and only its answer was lost.
                 fresh = once is None
@@ -106,7 +133,7 @@ class Events:
             pipe.set(said, b"", ex=REPEATS_WITHIN_S if once is None else None)
             add_to(pipe, job, event)
 
-        await answer(self._redis.transaction(plan, said, fence_key(job)))
+        await answer(self._redis.transaction(plan, said, fence_key(job), ended_key(job)))
         return fresh
 
     async def read(self, job: str, after: str = START, limit: int = 100) -> EventPage:
@@ -132,6 +159,10 @@ class Events:
         """The cursor after everything there is."""
         found = await answer(self._redis.xrevrange(_stream(job), count=1))
         return found[0][0].decode() if found else START
+
+
+def ended_key(job: str) -> str:
+    return f"rlhfless:{{{job}}}:ended"
 
 
 def _stream(job: str) -> str:

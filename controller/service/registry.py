@@ -31,7 +31,7 @@ from redis.asyncio import Redis
 
 from controller.fencing import Fence, check_fence, fence_key
 from controller.redis_calls import answer
-from controller.service.events import JobEvent, add_to
+from controller.service.events import JobEvent, add_to, end_in
 from controller.service.names import check_tenant
 from controller.service.states import FINAL, State, may_follow
 from rlhfless.errors import ConflictError, NotFoundError, UserError
@@ -298,6 +298,7 @@ class Registry:
             if changed.state in FINAL:
                 pipe.srem(_OPEN, job)
                 pipe.expire(_secrets_key(job), SECRETS_AFTER_END_S)
+                end_in(pipe, job)
             if changed.entered != record.entered:
                 add_to(pipe, job, _state_event(changed))
             return changed

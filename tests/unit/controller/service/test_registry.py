@@ -7,7 +7,10 @@ import fakeredis
 import pytest
 
 from controller.fencing import Fence, LostLeaseError, fence_key
-from controller.service.events import Events
+from controller.job_store import JobStore
+from controller.journal import StepRecord
+from controller.service.events import Events, JobEndedError, JobEvent
+from controller.service.lease import Leases
 from controller.service.registry import JobRecord, Registry, Setback
 from controller.service.states import State
 from rlhfless.errors import ConflictError, NotFoundError, UserError
@@ -215,6 +218,33 @@ def test_a_stale_replica_moves_nothing() -> None:
         await registry.move("acme", job.id, "running", fence=Fence(2, "b"))
         # Its owner needs no lease.
         assert (await registry.move("acme", job.id, "cancelled")).state == "cancelled"
+
+    with_registry(test)
+
+
+def test_nothing_of_a_drivers_comes_after_the_end() -> None:
+    """A driver learns of a cancellation a moment later."""
+
+    async def test(registry: Registry, redis: fakeredis.FakeAsyncRedis) -> None:
+        job = (await registry.create("acme", SPEC)).id
+        lease = await Leases(redis, "replica").acquire(job)
+        assert lease is not None
+        said = JobEvent(type="notice", message="well under way")
+        step = StepRecord(step=0, version=1, metrics={}, position={})
+        store = JobStore(redis, job, lease.fence, lambda _: said)
+        await Events(redis).append(job, said, fence=lease.fence)
+        await registry.move("acme", job, "cancelled")
+        with pytest.raises(JobEndedError):
+            await Events(redis).append(job, said, fence=lease.fence)
+        with pytest.raises(JobEndedError):
+            await store.commit(step, b"")
+        await store.note(usage={})  # what was used until then is booked all the same
+        assert await store.committed() == 0
+        assert [e.message for e in (await Events(redis).read(job)).data] == [
+            "queued",
+            "well under way",
+            "cancelled",
+        ]
 
     with_registry(test)
 
