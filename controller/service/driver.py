@@ -177,9 +177,7 @@ def candidate(record: JobRecord, reached: Reached) -> Candidate:
     )
 
 
-def _tell(
-    driven: _Driven, record: JobRecord | None, state: QueueState, barred: str | None
-) -> None:
+def _tell(driven: _Driven, record: JobRecord | None, state: QueueState, barred: str | None) -> None:
     """Let a running job know what changed; end it if it is over (``record`` None) for everybody
     else. ``barred``: why its tenant's jobs may not run."""
     control, job = driven.attempt.control, driven.attempt.job

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPBearer
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from controller.service.guard import Guard
@@ -19,7 +20,9 @@ from controller.service.refusals import StillWorkingError, TooLargeError, TooMan
 from controller.service.yaml_body import MAX_BYTES as MAX_YAML_BYTES
 from controller.service.yaml_body import is_yaml, read_yaml
 from rlhfless.errors import NotFoundError, RlhflessError, UnauthenticatedError, UserError
+from rlhfless.spec_file import user_error
 
+M = TypeVar("M", bound=BaseModel)
 _SEE_DOCS = "/docs shows what there is"
 _BEARER = HTTPBearer(
     scheme_name="key", bearerFormat="rlk_...", description="An API key.", auto_error=False
@@ -90,6 +93,18 @@ async def read_object(
     return value
 
 
+async def read_model(
+    request: Request, max_bytes: int, model: type[M], what: str, *, optional: bool = False
+) -> M:
+    """The body as a ``model``. ``what`` it is, for people; the rest as ``read_object``, whose
+    ``UserError`` names the fields."""
+    body = await read_object(request, max_bytes, optional=optional)
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise user_error(error, model, what) from error
+
+
 def _read_json(body: bytes | bytearray) -> Any:
     try:
         return json.loads(body)
@@ -125,7 +140,7 @@ def answer_with_problems(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         if error.status_code == 413:
             return problem(TooLargeError(error.detail))
-        asked = f"{request.method} {request.url.path}"[:200]
+        asked = f"{request.method} {request.scope['path']}"[:200]
         if error.status_code == 404:
             return problem(NotFoundError(f"there is no {asked}", hint=_SEE_DOCS))
         if error.status_code == 405:

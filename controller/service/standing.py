@@ -12,6 +12,7 @@ import msgspec
 from controller.job_store import job_key
 from controller.ledger import Usage
 from controller.redis_calls import answer
+from controller.service.outputs import spent
 from controller.service.reporter import Reached
 from controller.service.service import Service
 from controller.service.shares import QueueState
@@ -48,16 +49,6 @@ def _standing(job: str, values: Sequence[bytes | None], queue: QueueState) -> St
     }
     more = {"waiting": queue.waiting.get(job), "instances": queue.held(job)}
     return msgspec.convert(notes | more, Standing)
-
-
-def spent(usage: Usage) -> rest.Spent:
-    return rest.Spent(
-        held_s=usage.held_s,
-        busy_s=usage.busy_s,
-        idle_s=usage.idle_s,
-        cold_s=usage.cold_s,
-        usd=usage.usd,
-    )
 
 
 def progress(standing: Standing, *, running: bool) -> rest.Progress:

@@ -9,13 +9,13 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from controller.service.draft import Draft
 from controller.service.fetch import fetch
 from controller.service.files import FileRecord, name_in
 from controller.service.gate import Gate
-from controller.service.http import read_object
+from controller.service.http import read_model
 from controller.service.multipart import read_form
 from controller.service.routes.common import (
     After,
@@ -29,7 +29,6 @@ from controller.service.routes.common import (
 from controller.service.service import Service
 from rlhfless import rest
 from rlhfless.errors import UserError
-from rlhfless.spec_file import user_error
 
 MAX_UPLOADS = 16
 """Coming in at once on this replica, each perhaps of ``Settings.max_file_bytes``."""
@@ -132,11 +131,7 @@ async def _read(request: Request, draft: Draft, max_body_bytes: int) -> _Wanted:
     """What the request asks for; the file that it holds is in the draft then."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json":
-        body = await read_object(request, max_body_bytes)
-        try:
-            given = FromUrl.model_validate(body)
-        except ValidationError as error:
-            raise user_error(error, FromUrl, "the file") from error
+        given = await read_model(request, max_body_bytes, FromUrl, "the file")
         return _Wanted(given.purpose, given.filename or name_in(given.url), given.url)
     if kind != "multipart/form-data":
         raise UserError(

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 
 from controller.service.documents import job_document, job_documents, new_document
-from controller.service.http import read_object
+from controller.service.http import read_model
 from controller.service.registry import JobRecord
 from controller.service.routes.common import (
     After,
@@ -84,7 +84,8 @@ def router(service: Service) -> APIRouter:
         request: Request, job: str, key: Submitter, idempotency_key: IdempotencyKey = None
     ) -> Response:
         """Let a paused job go on, with another budget if the body says so."""
-        change = await _read_change(request, service.settings.max_body_bytes)
+        max_bytes = service.settings.max_body_bytes
+        change = await read_model(request, max_bytes, rest.JobChange, "the change", optional=True)
 
         async def work() -> Response:
             changed = partial(_changed, change.budget)
@@ -113,19 +114,7 @@ def _changed(budget: dict[str, Any] | None, spec: dict[str, Any]) -> dict[str, A
 
 async def read_job(request: Request, max_bytes: int) -> JobSpec:
     """The job spec that a body is. Raises ``UserError`` naming its fields."""
-    body = await read_object(request, max_bytes)
-    try:
-        return JobSpec.model_validate(body)
-    except ValidationError as error:
-        raise user_error(error, JobSpec, "the job") from error
-
-
-async def _read_change(request: Request, max_bytes: int) -> rest.JobChange:
-    body = await read_object(request, max_bytes, optional=True)
-    try:
-        return rest.JobChange.model_validate(body)
-    except ValidationError as error:
-        raise user_error(error, rest.JobChange, "the change") from error
+    return await read_model(request, max_bytes, JobSpec, "the job")
 
 
 def _storable(values: dict[str, Any]) -> dict[str, Any]:

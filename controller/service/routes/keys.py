@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from controller.service.http import read_object
+from controller.service.http import read_model
 from controller.service.paging import part_after
 from controller.service.routes.common import (
     Admin,
@@ -22,7 +20,6 @@ from controller.service.service import Service
 from controller.service.tenant_documents import key_document
 from rlhfless import rest
 from rlhfless.errors import ConflictError
-from rlhfless.spec_file import user_error
 
 MAX_KEYS = 1000
 """Of a tenant, revoked ones included: they stay, so that the audit log can be read."""
@@ -45,11 +42,7 @@ def router(service: Service) -> APIRouter:
         request: Request, key: Admin, idempotency_key: IdempotencyKey = None
     ) -> Response:
         """Make a key of the tenant's. Its text is in this answer and nowhere else."""
-        body = await read_object(request, service.settings.max_body_bytes)
-        try:
-            wanted = NewKey.model_validate(body)
-        except ValidationError as error:
-            raise user_error(error, NewKey, "the key") from error
+        wanted = await read_model(request, service.settings.max_body_bytes, NewKey, "the key")
 
         async def make() -> Response:
             if len(await keys.listed(key.tenant)) >= MAX_KEYS:
@@ -58,7 +51,7 @@ def router(service: Service) -> APIRouter:
             document = key_document(made, text)
             return answered(document, 201, f"/v1/keys/{made.id}", {"Cache-Control": "no-store"})
 
-        what = asked(request, json.dumps(body, sort_keys=True).encode())
+        what = asked(request, wanted.model_dump_json().encode())
         return await service.once(key.tenant, idempotency_key, what, make, secret=True)
 
     @routes.get("")

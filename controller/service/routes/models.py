@@ -7,6 +7,7 @@ import asyncio
 from fastapi import APIRouter
 
 from controller.service.library import PREFIX
+from controller.service.paging import part_after
 from controller.service.registry import JobRecord
 from controller.service.routes.common import After, Limit, Reader
 from controller.service.service import Service
@@ -27,14 +28,8 @@ def router(service: Service) -> APIRouter:
         too."""
         tenant = key.tenant
         found = [*await _of_library(), *await _of_files(tenant), *await _of_jobs(tenant)]
-        start = 0
-        if after is not None:
-            ids = [model.id for model in found]
-            if after not in ids:
-                raise NotFoundError(f"there is no model {after[:80]!r}", param="after")
-            start = ids.index(after) + 1
-        page = found[start : start + limit]
-        return rest.Page(data=page, has_more=len(found) > start + limit)
+        page, more = part_after(found, after, limit, "model")
+        return rest.Page(data=list(page), has_more=more)
 
     async def _of_library() -> list[rest.Model]:
         listed = await asyncio.to_thread(service.library.models)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from controller.reward_check import check_rewards
 from controller.service.gate import Gate
-from controller.service.http import read_object
+from controller.service.http import read_model
 from controller.service.routes.common import IdempotencyKey, Submitter, answered, asked
 from controller.service.service import Service
 from rlhfless import rest
 from rlhfless.errors import UserError
 from rlhfless.spec import JobSpec, reward_name
-from rlhfless.spec_file import user_error
 
 MAX_CHECKS = 2
 """At once on this replica; each starts the processes of a small job."""
@@ -46,16 +44,13 @@ def router(service: Service) -> APIRouter:
         request: Request, key: Submitter, idempotency_key: IdempotencyKey = None
     ) -> Response:
         """Score some rows of the job's dataset with its rewards."""
-        body = await read_object(request, service.settings.max_body_bytes)
-        try:
-            wanted = RewardTry.model_validate(body)
-        except ValidationError as error:
-            raise user_error(error, RewardTry, "the check") from error
+        max_bytes = service.settings.max_body_bytes
+        wanted = await read_model(request, max_bytes, RewardTry, "the check")
 
         async def work() -> Response:
             return answered(await _check(key.tenant, wanted))
 
-        told = json.dumps(body, sort_keys=True).encode()
+        told = wanted.model_dump_json().encode()
         return await service.once(key.tenant, idempotency_key, asked(request, told), work)
 
     async def _check(tenant: str, wanted: RewardTry) -> rest.RewardCheck:

@@ -180,7 +180,23 @@ def test_a_large_number_is_kept_or_refused(digits: int) -> None:
 def test_a_bad_question_is_refused_with_a_reason(path: str, status: int) -> None:
     async def test(service: Service) -> None:
         refused(await (await service.user("acme", "read")).get(path), status)
-        refused(await service.client.put("/v1/jobs"), 405)
+
+    with_service(test)
+
+
+def test_what_there_is_not_is_told_with_where_to_look() -> None:
+    async def test(service: Service) -> None:
+        nothing = refused(await service.client.get("/v1/nothing?key=x"), 404)
+        assert nothing["detail"] == "there is no GET /v1/nothing"
+        assert nothing["type"] == "urn:rlhfless:NotFoundError"
+        wrong = refused(await service.client.put("/v1/jobs"), 405)
+        assert (wrong["title"], wrong["detail"]) == (
+            "Method Not Allowed",
+            "PUT /v1/jobs cannot be asked for",
+        )
+        assert "/docs" in nothing["hint"] == wrong["hint"]
+        user = await service.user("acme", "read")
+        assert refused(await user.get("/v1/jobs?after=x"), 404)["param"] == "after"
 
     with_service(test)
 
