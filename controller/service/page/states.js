@@ -10,8 +10,8 @@ const MEANING = {
   pausing: "Asked to pause; its open step is being finished.",
   paused: "Holds no instance, and goes on from its last step when it is resumed.",
   succeeded: "Every step is committed and its weights can be had.",
-  failed: "Ended by an error or its budget; its last step's weights can be had.",
-  cancelled: "Ended by its owner; its last step's weights can be had.",
+  failed: "Ended by an error or its budget; its checkpoints can be had.",
+  cancelled: "Ended by its owner; its checkpoints can be had.",
 };
 
 export function statePill(state) {
