@@ -217,7 +217,7 @@ class Orchestrator:
             raise UserError(
                 f"the budget is used up after {steps} steps: {reason}",
                 param="budget",
-                hint="raise the budget and continue with --resume",
+                hint="raise the budget, or set budget.on_exceed to pause: a paused job can go on",
             )
         await self.job.journal.note(status="paused")
         return self._outcome("paused", reason, steps, version, before, None)

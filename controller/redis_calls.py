@@ -29,7 +29,7 @@ async def answer(command: Awaitable[Any]) -> Any:
         if isinstance(error, OutOfMemoryError) or "MISCONF" in text or "OOM" in text:
             raise CapacityError(
                 f"the job store cannot persist: {text}",
-                hint="free some disk space or memory, then continue with --resume",
+                hint="free some disk space or memory",
             ) from error
         raise TransientError(f"the job store cannot be reached: {text}") from error
     # The client writes through asyncio.wait_for, which on Python 3.11 loses a cancellation that

@@ -315,7 +315,7 @@ def _why_ended(folder: str, status: int | None) -> RlhflessError:
     if "No space left on device" in log:
         return CapacityError(
             f"no space left for the job store in {folder}",
-            hint="free some disk space, then continue with --resume",
+            hint="free some disk space",
         )
     return CapacityError(f"redis-server ended with status {status}{_log_end(folder)}")
 

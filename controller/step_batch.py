@@ -34,7 +34,7 @@ async def sync_step_batch(job: Job, batch: BatchRef) -> None:
     except FileNotFoundError as error:
         raise TransientError(
             f"{batch.name} was deleted while it was trained on",
-            hint="does another controller run this job? If not, continue with --resume",
+            hint="does another controller run this job?",
         ) from error
 
 

@@ -205,7 +205,7 @@ def as_error(error: BaseException) -> RlhflessError:
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
         return CapacityError(
             f"no space left: {_short(error)}",
-            hint="free some disk space, then continue with --resume",
+            hint="free some disk space",
         )
     return InternalError(f"{type(error).__name__}: {_short(error)}")
 

@@ -169,7 +169,7 @@ def of_os_error(failed: str, error: OSError) -> RlhflessError:
     """
     detail = f"{failed}: {error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return CapacityError(detail, hint="make room there, then continue with --resume")
+        return CapacityError(detail, hint="make room there")
     if error.errno in _NO_ROOM:
         return CapacityError(detail)
     if error.errno in _NOT_SO or isinstance(error, PermissionError):
