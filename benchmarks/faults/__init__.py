@@ -1,0 +1,2 @@
+"""A service of real processes, what befalls it, and what must hold all the same
+(``benchmarks.service_faults``)."""
