@@ -117,8 +117,11 @@ class SpanWriter:
         """Write what has ended since the last time, and what goes on at ``now_s`` (loop seconds).
         At the ``last`` time all spans end. Repeating it is harmless. Raises ``LostLeaseError``,
         ``TransientError``, ``CapacityError``."""
+        # The ledger goes on while Redis is asked: what ends meanwhile must not be written as ended
+        # beside what it was before.
         ended = self._ledger.spans
-        running = self._ledger.all_spans(now_s)[len(ended) :]
+        count = len(ended)
+        running = self._ledger.all_spans(now_s)[count:]
 
         async def plan(pipe: Any) -> None:
             await check_fence(pipe, self._job, self._fence)
@@ -126,9 +129,9 @@ class SpanWriter:
             if head.run == self._run and head.ended:
                 return  # only the answer was lost
             if head.run == self._run:
-                fresh = self._kept(ended[head.written :])
+                fresh = self._kept(ended[head.written : count])
             else:  # the first time: what the run before left open has ended
-                fresh = [*head.open, *self._kept(ended)]
+                fresh = [*head.open, *self._kept(ended[:count])]
             if last:
                 fresh += self._kept(span for span in running if span.end_s > span.start_s)
             chunks = [
@@ -137,7 +140,7 @@ class SpanWriter:
             ]
             after = Head(
                 run=self._run,
-                written=len(ended),
+                written=count,
                 ended=last,
                 next=head.next + len(chunks),
                 seen_at=now_s + self._clock_s,

@@ -15,6 +15,7 @@ from rlhfless.messages import ExportRequest, Frame, GradientsRequest, Request, T
 
 class TrainingFunction:
     def __init__(self, config: FunctionConfig) -> None:
+        self._workdir = config.workdir
         self._trainer = Trainer(device_for(config.accelerator))
         self.handlers: Mapping[type[Request], Handler] = {
             GradientsRequest: self._trainer.gradients,
@@ -27,7 +28,7 @@ class TrainingFunction:
 
     def _export(self, request: ExportRequest, context: CallContext) -> Iterator[Frame]:
         # Not where the trainer keeps its model: there may be no room for a second one.
-        yield export(request, context.store, torch.device("cpu"))
+        yield export(request, context.store, torch.device("cpu"), self._workdir)
 
 
 def create(config: FunctionConfig) -> Function:

@@ -40,16 +40,18 @@ def export(
     request: ExportRequest,
     store: ObjectStore,
     device: torch.device,
+    workdir: str,
     now: Callable[[], float] = time.time,
 ) -> ExportDone:
     """Write ``request.model`` where the request says: into the store below its prefix, or into its
-    folder, which must not exist or be an earlier export.
+    folder, which must not exist or be an earlier export. ``workdir`` is the instance's own: what a
+    killed one leaves half done there goes with it.
 
     Raises ``ConflictError`` if the folder holds something else, ``TransientError`` if the version
     cannot be read.
     """
     if request.store_prefix is not None:
-        return _to_store(request, request.store_prefix, store, device, now)
+        return _to_store(request, request.store_prefix, store, device, workdir, now)
     folder = os.path.abspath(request.folder)
     if os.path.exists(folder) and not _replaceable(folder):
         raise ConflictError(f"{folder} exists and is no exported model", param="folder")
@@ -70,11 +72,12 @@ def _to_store(
     prefix: str,
     store: ObjectStore,
     device: torch.device,
+    workdir: str,
     now: Callable[[], float],
 ) -> ExportDone:
     """Two that do so at once write the same files, and the first one's manifest counts."""
     if (made := read_checkpoint(store, prefix)) is None:
-        with tempfile.TemporaryDirectory(prefix="rlhfless-export-") as folder:
+        with tempfile.TemporaryDirectory(prefix="export-", dir=workdir) as folder:
             _write(request, folder, store, device)
             files = [_upload(store, prefix, folder, name) for name in _files(folder)]
         made = Checkpoint(

@@ -142,7 +142,7 @@ def test_the_function_trains(tmp_path: Path, tiny_model_dir: Path) -> None:
 
 
 def to_store(job: Job, version: int, *, final: bool = False) -> ExportDone:
-    function = create(FunctionConfig())
+    function = create(FunctionConfig(workdir=os.path.dirname(job.store.url)))
     call = CallInfo(id=f"c{version}", job=job.name, step=7, deadline_s=60, store=job.store.url)
     request = ExportRequest(
         call=call,
@@ -210,3 +210,21 @@ def test_a_checkpoint_is_there_whole_or_not(
     manifest = read_checkpoint(job.store, prefix)
     assert manifest is not None
     assert manifest.final
+
+
+def test_what_a_killed_export_leaves_is_in_the_instance_s_own_folder(
+    tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else's: that folder is removed with the instance, however it ends."""
+    job = Job(tmp_path / "store", tiny_model_dir)
+    from_where: list[str] = []
+    put_file = ObjectStore.put_file
+
+    def noting(store: ObjectStore, name: str, path: str, *, durable: bool = False) -> None:
+        from_where.append(path)
+        put_file(store, name, path, durable=durable)
+
+    monkeypatch.setattr(ObjectStore, "put_file", noting)
+    to_store(job, 0)
+    assert from_where
+    assert all(path.startswith(f"{tmp_path}{os.sep}") for path in from_where)

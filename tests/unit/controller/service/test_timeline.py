@@ -138,6 +138,30 @@ def test_what_a_dead_replica_left_open_ended_when_it_was_last_seen() -> None:
     run(test)
 
 
+def test_what_ends_while_it_is_written_is_not_written_twice() -> None:
+    """By a replica that dies before it writes again."""
+
+    async def test(world: World) -> None:
+        ledger = Ledger()
+        ledger.started("r1", "rollout", 0.0)
+        pipeline = world.redis.pipeline
+
+        def meanwhile(*arguments: Any, **options: Any) -> Any:
+            ledger.phase("r1", "idle", 5.0)
+            return pipeline(*arguments, **options)
+
+        world.redis.pipeline = meanwhile  # type: ignore[method-assign]
+        await world.writer(ledger).save(4.0)
+        world.redis.pipeline = pipeline  # type: ignore[method-assign]
+        await world.grant(Fence(2, "b"))
+        await world.writer(Ledger(), Fence(2, "b")).save(21.0)
+        assert [(s.phase, s.start_at, s.end_at) for s in await world.spans()] == [
+            ("cold", CLOCK_S, CLOCK_S + 4)
+        ]
+
+    run(test)
+
+
 def test_a_stale_replica_keeps_nothing() -> None:
     async def test(world: World) -> None:
         ledger = Ledger()
