@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -202,12 +203,19 @@ def as_error(error: BaseException) -> RlhflessError:
             f"out of memory: {_short(error)}",
             hint="lower tokens_per_microbatch or max_batch, or give the function more memory",
         )
-    if isinstance(error, OSError) and error.errno in _NO_SPACE:
+    if _is_out_of_space(error):
         return CapacityError(
             f"no space left: {_short(error)}",
             hint="free some disk space",
         )
     return InternalError(f"{type(error).__name__}: {_short(error)}")
+
+
+def _is_out_of_space(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno in _NO_SPACE:
+        return True
+    # Of writers that are no Python, safetensors' for one, only the text says so.
+    return os.strerror(errno.ENOSPC) in str(error)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

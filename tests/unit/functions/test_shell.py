@@ -119,6 +119,13 @@ def test_a_function_without_a_token_is_not_made() -> None:
         (MemoryError(), "capacity", "out of memory"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "capacity", "out of memory"),
         (OSError(errno.ENOSPC, "No space left on device"), "capacity", "no space left"),
+        (
+            RuntimeError(
+                "Error while serializing: I/O error: No space left on device (os error 28)"
+            ),
+            "capacity",
+            "no space left",
+        ),
         (OSError(errno.EACCES, "Permission denied"), "internal", "Permission denied"),
         (SystemExit(3), "internal", "SystemExit"),
     ],
