@@ -71,6 +71,10 @@ class Fanout:
                 _log.warning("event streams wait: %s", error.detail)
                 await asyncio.sleep(RETRY_S)
                 continue
+            except Exception:  # the boundary of the task: streams that open later depend on it
+                _log.exception("event streams met a defect")
+                await asyncio.sleep(RETRY_S)
+                continue
             for job, events in found.items():
                 if job in self._cursors:
                     self._cursors[job] = events[-1].id

@@ -158,8 +158,8 @@ class Files:
         """Forget a file and remove its content. Raises ``NotFoundError``, and ``ConflictError``
         while a job that has not ended names it."""
         record = await self.get(tenant, id_)
-        for job in await self._registry.open_jobs():
-            if job.tenant == tenant and id_ in file_ids(job.spec) | await self._pinned(job.id):
+        for job in await self._registry.open_jobs(tenant):
+            if id_ in file_ids(job.spec) | await self._pinned(job.id):
                 raise ConflictError(
                     f"the file {id_} is used by the job {job.id}, which has not ended",
                     hint="delete it when the job has ended, or cancel the job",

@@ -7,6 +7,7 @@
     rlhfless:webhooks               set      jobs whose webhooks were not told all
                                              (``controller.service.webhook_sender``)
     rlhfless:tenant:<t>:jobs        sorted   the tenant's job ids, by id
+    rlhfless:tenant:<t>:open        set      those of them that have not ended
     rlhfless:tenant:<t>:once:<key>  string   what an idempotency key was used for
 
 Each change is one transaction: a job is in all of these or in none, its change of state and the
@@ -43,6 +44,8 @@ SECRETS_AFTER_END_S = 7 * 24 * 3600
 ONCE_FOR_S = 24 * 3600
 """How long an idempotency key is remembered."""
 MAX_KEY_CHARS = 255
+MAX_OPEN = 1000
+"""Jobs of a tenant that have not ended. Every replica looks at all open jobs twice a second."""
 WEBHOOK_JOBS = "rlhfless:webhooks"
 _OPEN = "rlhfless:jobs:open"
 _ID = re.compile(r"job-[0-9a-f]{28}")
@@ -121,8 +124,8 @@ class Registry:
         secrets: Mapping[str, str] | None = None,
     ) -> JobRecord:
         """Accept a job. The same idempotency key and spec again give the first answer and no second
-        job; the same key with another spec raises ``ConflictError``. ``secrets`` are what the spec
-        masks (``rlhfless.spec_secrets``)."""
+        job; the same key with another spec raises ``ConflictError``, and so does a job beyond
+        ``MAX_OPEN``. ``secrets`` are what the spec masks (``rlhfless.spec_secrets``)."""
         at = self._now()
         record = JobRecord(
             id=_new_id(at),
@@ -146,6 +149,11 @@ class Registry:
                         hint="use a new key for a new job",
                     )
                 return _decode(await pipe.get(_record_key(used.job))).as_created()
+            if (num_open := await pipe.scard(_open_key(tenant))) >= MAX_OPEN:
+                raise ConflictError(
+                    f"{num_open} jobs of your tenant have not ended, which is as many as may be",
+                    hint="wait until some have ended, or cancel some",
+                )
             pipe.multi()
             pipe.set(once, _encode(_Once(record.id, digest)), ex=ONCE_FOR_S)
             pipe.set(_record_key(record.id), _encode(record))
@@ -153,6 +161,7 @@ class Registry:
                 pipe.set(_secrets_key(record.id), _encode(secrets))
             pipe.zadd(_jobs_key(tenant), {record.id: 0})
             pipe.sadd(_OPEN, record.id)
+            pipe.sadd(_open_key(tenant), record.id)
             if spec.get("webhooks"):
                 pipe.sadd(WEBHOOK_JOBS, f"{tenant} {record.id}")
             add_to(pipe, record.id, _state_event(record))
@@ -184,9 +193,10 @@ class Registry:
         ids = [id_.decode() for id_ in await answer(found)]
         return JobPage(await self._records(ids[:limit]), len(ids) > limit)
 
-    async def open_jobs(self) -> list[JobRecord]:
-        """Every tenant's jobs that have not ended, oldest first."""
-        ids = await answer(self._redis.smembers(_OPEN))
+    async def open_jobs(self, tenant: str | None = None) -> list[JobRecord]:
+        """The tenant's jobs (None: everybody's) that have not ended, oldest first."""
+        key = _OPEN if tenant is None else _open_key(tenant)
+        ids = await answer(self._redis.smembers(key))
         return await self._records(sorted(id_.decode() for id_ in ids))
 
     async def move(
@@ -297,6 +307,7 @@ class Registry:
             pipe.set(key, _encode(changed))
             if changed.state in FINAL:
                 pipe.srem(_OPEN, job)
+                pipe.srem(_open_key(tenant), job)
                 pipe.expire(_secrets_key(job), SECRETS_AFTER_END_S)
                 end_in(pipe, job)
             if changed.entered != record.entered:
@@ -358,6 +369,10 @@ def _secrets_key(job: str) -> str:
 
 def _jobs_key(tenant: str) -> str:
     return f"rlhfless:tenant:{tenant}:jobs"
+
+
+def _open_key(tenant: str) -> str:
+    return f"rlhfless:tenant:{tenant}:open"
 
 
 def _once_key(tenant: str, key: str) -> str:

@@ -1,8 +1,9 @@
 """The flows that all others are made of: a request with its retries, pages, streams.
 
-Tried again are broken connections and the refusals 429, 502, 503 and 504, as often as the client is
-patient. Each POST carries an ``Idempotency-Key``, the same at every attempt, so that one whose
-answer was lost is not done twice.
+Tried again, as often as the client is patient, are broken connections and refusals that may be over
+soon: 429, 502, 503 and 504, and whatever the service itself says is transient (an earlier attempt
+of the same request may still be worked on). Each POST carries an ``Idempotency-Key``, the same at
+every attempt, so that one whose answer was lost is not done twice.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rlhfless.errors import (
     UnauthenticatedError,
     UserError,
     from_problem,
+    is_retryable,
 )
 
 T = TypeVar("T")
@@ -65,7 +67,7 @@ def asked(request: Request, read: Callable[[Head], Flow[T]]) -> Flow[T]:
         except TransientError as broken:
             error = broken
         else:
-            if head.status not in AGAIN:
+            if head.status not in AGAIN and not is_retryable(error):
                 raise error
             after_s = _seconds(head.headers.get("retry-after"))
         yield Again(attempt, error, after_s)

@@ -23,16 +23,15 @@ def router(service: Service) -> APIRouter:
         limits, used, jobs, queue = await asyncio.gather(
             service.tenants.limits(key.tenant),
             service.tenants.usage(key.tenant),
-            service.registry.open_jobs(),
+            service.registry.open_jobs(key.tenant),
             service.shares.read(),
         )
-        own = [job for job in jobs if job.tenant == key.tenant]
         return rest.Tenant(
             name=key.tenant,
             scope=key.scope,
             quota=quota_document(limits),
-            running_jobs=sum(job.state in _RUNS for job in own),
-            instances=sum(queue.held(job.id) for job in own),
+            running_jobs=sum(job.state in _RUNS for job in jobs),
+            instances=sum(queue.held(job.id) for job in jobs),
             function_seconds=used.function_seconds,
             usd=used.usd,
             unpriced_seconds=used.unpriced_seconds,

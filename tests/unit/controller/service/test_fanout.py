@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import fakeredis
 import pytest
@@ -71,6 +72,28 @@ def test_one_that_is_too_slow_reads_again(monkeypatch: pytest.MonkeyPatch) -> No
                 await events.append("a", event(number))
                 await asyncio.sleep(0.002)
         assert slow.result() == quick.result() == list(range(61))
+
+    with_fanout(test)
+
+
+def test_a_defect_ends_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+
+    async def test(fanout: Fanout, events: Events) -> None:
+        wait, failures = events.wait, iter([ValueError("not an event")])
+
+        async def failing(*args: Any) -> dict[str, list[JobEvent]]:
+            for failure in failures:
+                raise failure
+            return await wait(*args)
+
+        monkeypatch.setattr(events, "wait", failing)
+        async with asyncio.TaskGroup() as group:
+            told = group.create_task(collect(fanout, "a", 1))
+            await asyncio.sleep(0.05)
+            for number in range(2):
+                await events.append("a", event(number))
+        assert told.result() == [0, 1]
 
     with_fanout(test)
 

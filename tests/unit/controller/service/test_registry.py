@@ -287,6 +287,22 @@ def test_after_a_setback_a_job_waits_unless_it_was_to_pause() -> None:
     with_registry(test)
 
 
+def test_a_tenant_has_so_many_open_jobs_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.service.registry.MAX_OPEN", 2)
+
+    async def test(registry: Registry, _: fakeredis.FakeAsyncRedis) -> None:
+        first = await registry.create("acme", SPEC, "key")
+        await registry.create("acme", SPEC)
+        with pytest.raises(ConflictError, match="2 jobs of your tenant have not ended"):
+            await registry.create("acme", SPEC)
+        assert await registry.create("acme", SPEC, "key") == first
+        await registry.create("other", SPEC)
+        await registry.move("acme", first.id, "cancelled")
+        await registry.create("acme", SPEC)
+
+    with_registry(test)
+
+
 def test_a_tenants_name_cannot_reach_into_another_key() -> None:
     async def test(registry: Registry, redis: fakeredis.FakeAsyncRedis) -> None:
         with pytest.raises(UserError):

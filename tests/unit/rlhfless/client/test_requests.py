@@ -54,6 +54,9 @@ def test_an_answer_is_typed_and_its_request_has_the_key(kind: Kind) -> None:
         refusing(TransientError("redis is away")),
         httpx.Response(429, json={"category": "capacity", "detail": "slowly"}),
         httpx.Response(504),
+        httpx.Response(
+            409, json={"type": "urn:rlhfless:StillWorkingError", "category": "transient"}
+        ),
     ],
 )
 def test_what_passes_is_tried_again(kind: Kind, passing: Any) -> None:
