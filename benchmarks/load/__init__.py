@@ -1,0 +1,1 @@
+"""What loads a service from outside (``benchmarks.service_load``)."""
