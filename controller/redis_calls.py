@@ -11,8 +11,13 @@ from redis.exceptions import OutOfMemoryError, RedisError
 from rlhfless.errors import CapacityError, RlhflessError, TransientError
 
 
+class StoreAwayError(TransientError):
+    """The job store cannot be reached. ``detail`` says where it was looked for, for whoever runs
+    it."""
+
+
 async def answer(command: Awaitable[Any]) -> Any:
-    """What Redis answers. Raises ``TransientError`` when it cannot be reached after its client's
+    """What Redis answers. Raises ``StoreAwayError`` when it cannot be reached after its client's
     own retries, ``CapacityError`` when it cannot persist."""
     task = asyncio.current_task()
     assert task is not None
@@ -31,7 +36,7 @@ async def answer(command: Awaitable[Any]) -> Any:
                 f"the job store cannot persist: {text}",
                 hint="free some disk space or memory",
             ) from error
-        raise TransientError(f"the job store cannot be reached: {text}") from error
+        raise StoreAwayError(f"the job store cannot be reached: {text}") from error
     # The client writes through asyncio.wait_for, which on Python 3.11 loses a cancellation that
     # comes as the write ends; whoever cancelled this task would wait for it for ever.
     if task.cancelling() > cancellations:

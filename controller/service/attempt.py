@@ -33,6 +33,7 @@ from controller.service.events import JobEndedError, JobEvent
 from controller.service.job_control import JobControl
 from controller.service.lease import Lease, Leases
 from controller.service.log_keeper import tailing
+from controller.service.refusals import as_told
 from controller.service.registry import JobRecord, Setback
 from controller.service.reporter import Reporter, announce
 from controller.service.samples import SampleKeeper
@@ -227,7 +228,7 @@ class Attempt:
 
     async def _failed(self, error: BaseException) -> None:
         """Put it back, or give it up."""
-        known = error if isinstance(error, RlhflessError) else _defect(error)
+        known = as_told(error) if isinstance(error, RlhflessError) else _defect(error)
         if not isinstance(error, RlhflessError):
             _log.error("job %s met a defect", self._record.id, exc_info=error)
         known.detail = self._service.inputs.shown(known.detail)

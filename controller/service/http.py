@@ -16,7 +16,12 @@ from starlette.exceptions import HTTPException
 
 from controller.service.guard import Guard
 from controller.service.keys import ApiKey, ApiKeys, Scope
-from controller.service.refusals import StillWorkingError, TooLargeError, TooManyRequestsError
+from controller.service.refusals import (
+    StillWorkingError,
+    TooLargeError,
+    TooManyRequestsError,
+    as_told,
+)
 from controller.service.yaml_body import MAX_BYTES as MAX_YAML_BYTES
 from controller.service.yaml_body import is_yaml, read_yaml
 from rlhfless.errors import NotFoundError, RlhflessError, UnauthenticatedError, UserError
@@ -124,6 +129,7 @@ def answer_with_problems(app: FastAPI) -> None:
 
     async def ours(_: Request, error: Exception) -> Response:
         assert isinstance(error, RlhflessError)
+        error = as_told(error)
         error.trace = None  # for our own logs, not for whoever asks
         headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
         if isinstance(error, StillWorkingError | TooManyRequestsError):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rlhfless.errors import CapacityError, TransientError, UserError
+from controller.redis_calls import StoreAwayError
+from rlhfless.errors import CapacityError, RlhflessError, TransientError, UserError
 
 
 class TooLargeError(UserError):
@@ -27,3 +28,14 @@ class TooManyRequestsError(CapacityError):
     def __init__(self, detail: str, *, retry_after_s: int, hint: str | None = None) -> None:
         super().__init__(detail, hint=hint)
         self.retry_after_s = retry_after_s
+
+
+def as_told(error: RlhflessError) -> RlhflessError:
+    """The error as tenants hear of it: where the service keeps what it knows is not their
+    concern."""
+    if isinstance(error, StoreAwayError):
+        return TransientError(
+            "the job store cannot be reached",
+            hint="ask again in a moment; jobs that were accepted are safe",
+        )
+    return error

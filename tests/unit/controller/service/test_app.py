@@ -255,7 +255,9 @@ def test_health_needs_no_key_and_readiness_needs_redis() -> None:
         service.server.connected = False
         assert (await service.client.get("/healthz")).status_code == 200
         assert (await service.client.get("/readyz")).status_code == 503
-        assert refused(await user.get("/v1/jobs"), 503)["category"] == "transient"
+        away = refused(await user.get("/v1/jobs"), 503)
+        assert away["category"] == "transient"
+        assert away["detail"] == "the job store cannot be reached"  # and not where it is
 
     with_service(test)
 
