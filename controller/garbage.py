@@ -33,6 +33,14 @@ def collect_step(
             store.delete(name)
 
 
+def collect_job(store: ObjectStore, job: str) -> None:
+    """Clean up after a job that will not go on: its checkpoints and samples stay. Repeating it is
+    harmless. Blocks."""
+    for kind in ("weights", "batches", "results", "kv"):
+        for name in store.list(f"{kind}/{job}", unfinished=True):
+            store.delete(name)
+
+
 def is_checkpoint(steps: int, every: int, total_steps: int) -> bool:
     """Whether the version after ``steps`` steps is saved with its training state: each
     ``every``-th, and the last."""

@@ -4,6 +4,8 @@
     rlhfless:{job}:secrets          string   what its spec masks, by path (JSON); goes a while after
                                              the job has ended
     rlhfless:jobs:open              set      jobs that have not ended
+    rlhfless:jobs:ended             set      ended jobs that were not cleaned up after
+                                             (``controller.service.tidying``)
     rlhfless:webhooks               set      jobs whose webhooks were not told all
                                              (``controller.service.webhook_sender``)
     rlhfless:tenant:<t>:jobs        sorted   the tenant's job ids, by id
@@ -47,6 +49,7 @@ MAX_KEY_CHARS = 255
 MAX_OPEN = 1000
 """Jobs of a tenant that have not ended. Every replica looks at all open jobs twice a second."""
 WEBHOOK_JOBS = "rlhfless:webhooks"
+ENDED_JOBS = "rlhfless:jobs:ended"
 _OPEN = "rlhfless:jobs:open"
 _ID = re.compile(r"job-[0-9a-f]{28}")
 
@@ -308,6 +311,7 @@ class Registry:
             if changed.state in FINAL:
                 pipe.srem(_OPEN, job)
                 pipe.srem(_open_key(tenant), job)
+                pipe.sadd(ENDED_JOBS, f"{tenant} {job}")
                 pipe.expire(_secrets_key(job), SECRETS_AFTER_END_S)
                 end_in(pipe, job)
             if changed.entered != record.entered:

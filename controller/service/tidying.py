@@ -1,0 +1,51 @@
+"""What nobody needs any more is removed once in a while, by whichever replica comes to it first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from controller.garbage import collect_job
+from controller.redis_calls import answer
+from controller.service.registry import ENDED_JOBS
+from controller.service.service import Service
+
+FILES_EVERY_S = 24 * 3600.0
+JOBS_EVERY_S = 600.0
+AFTER_S = 600.0
+"""A job's driver, and its functions, have let go of it so long after its end."""
+_log = logging.getLogger(__name__)
+
+
+async def tidying(service: Service) -> None:
+    """Until it is cancelled."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_often(service.files.sweep, FILES_EVERY_S), name="tidy-files")
+        group.create_task(_often(partial(clean_up, service), JOBS_EVERY_S), name="tidy-jobs")
+
+
+async def clean_up(service: Service, now: Callable[[], float] = time.time) -> int:
+    """Remove the weights, batches and the like that ended jobs worked with; what they made,
+    checkpoints and samples, stays. How many jobs that were."""
+    cleaned = 0
+    for member in sorted(await answer(service.redis.smembers(ENDED_JOBS))):
+        tenant, _, job = member.decode().partition(" ")
+        record = await service.registry.get(tenant, job)
+        if now() - record.updated_at < AFTER_S:
+            continue
+        await asyncio.to_thread(collect_job, service.objects, job)
+        await answer(service.redis.srem(ENDED_JOBS, member))
+        cleaned += 1
+    return cleaned
+
+
+async def _often(work: Callable[[], Awaitable[int]], every_s: float) -> None:
+    while True:
+        try:
+            await work()
+        except Exception:  # the boundary of the task: the next time will do
+            _log.exception("it was not tidied up")
+        await asyncio.sleep(every_s)
