@@ -40,7 +40,8 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     ``socket`` is a Unix socket's path; empty means ``host`` and ``port``. ``log`` is the file that
     stdout and stderr go to (empty: leave them). ``home`` and ``lifeline_fd`` tie the instance to
-    its controller (``rlhfless.lifeline``); an instance without them stands alone.
+    its controller (``rlhfless.lifeline``); an instance without them stands alone. ``niceness``: how
+    far it stands back for other processes that want to compute, 0 to 19.
     """
 
     function: FunctionName
@@ -57,6 +58,7 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
     log: str = ""
     home: str = ""
     lifeline_fd: int = -1
+    niceness: int = 0
 
 
 def run(config: HostConfig) -> NoReturn:
@@ -77,6 +79,7 @@ def run(config: HostConfig) -> NoReturn:
         )
         logging.getLogger("functions").setLevel(logging.INFO)  # what user code prints, too
         _set_threads(config.threads)
+        _stand_back(config.niceness)
         function = _load(config)
         asyncio.run(_serve(config, function))
         code = 0
@@ -196,6 +199,14 @@ def _listen(config: HostConfig) -> socket.socket:
         where = config.socket or f"{config.host}:{config.port}"
         raise UserError(f"cannot listen on {where}: {error.strerror}") from error
     return listener
+
+
+def _stand_back(niceness: int) -> None:
+    if niceness:
+        os.nice(niceness)
+        # Where Linux schedules by sessions, niceness counts within one; this is the session's own.
+        with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as file:
+            file.write(str(niceness))
 
 
 def parse(arguments: list[str]) -> HostConfig:

@@ -38,7 +38,8 @@ class LocalOptions:
     ``zygote``: fork instances off a process that has imported torch. Only on Linux, and not on
     CUDA, where a forked process may inherit a driver state it cannot use: such instances are fresh
     processes and take the seconds of their imports. ``preload`` is what the zygote imports beside
-    the functions themselves.
+    the functions themselves. ``niceness``: how far instances stand back for other processes that
+    want to compute, as ``nice`` has it.
     """
 
     apps: Mapping[FunctionName, str] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class LocalOptions:
     grace_s: float = 20.0
     silence_s: float = 60.0
     retry_pause_s: float = 0.5
+    niceness: int = 0
 
     def app(self, function: FunctionName) -> str:
         return self.apps.get(function, f"functions.{function}.app:create")
@@ -145,6 +147,7 @@ class LocalHost:
             grace_s=self.options.grace_s,
             start_timeout_s=self.options.start_timeout_s,
             silence_s=self.options.silence_s,
+            niceness=self.options.niceness,
         )
         app = self.options.app(deployment.function)
         return LocalInstance(name, deployment, app, self.logs.path(name), self.home, terms)

@@ -57,7 +57,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Terms:
-    """What every instance of a host is started with. Seconds.
+    """What every instance of a host is started with. Seconds; ``niceness`` as a process's.
 
     ``silence_s``: an instance that sends nothing for so long, though heartbeats are due every five
     seconds, hangs.
@@ -67,6 +67,7 @@ class Terms:
     grace_s: float
     start_timeout_s: float
     silence_s: float
+    niceness: int = 0
 
 
 class LocalInstance:
@@ -144,6 +145,7 @@ class LocalInstance:
                 "log": self.log,
                 "home": self._home.path,
                 "lifeline_fd": self._home.lifeline_fd,
+                "niceness": self._terms.niceness,
             }
         )
         self.process.exited.add_done_callback(self._interrupt)

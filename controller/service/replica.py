@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import uvicorn
 
-from controller.platforms.local_host import LocalHost
+from controller.platforms.local_host import LocalHost, LocalOptions
 from controller.redis_server import open_redis
 from controller.service.app import create_app
 from controller.service.driver import Driver
@@ -27,6 +27,9 @@ GRACE_S = 5
 """Requests that are being answered when the replica is to end have so long."""
 KEEP_ALIVE_S = 30
 """An idle connection is closed after so long."""
+NICENESS = 10
+"""Of functions: a request is a few milliseconds of work, and they would let it wait for ten times
+as long where cores are few."""
 TIDY_S = 24 * 3600
 MAX_HEADER_BYTES = 64 << 10
 """Of the head of a request; what is longer is refused."""
@@ -58,7 +61,7 @@ async def serve(
     with contextlib.closing(listening):
         async with (
             open_redis(settings.file("redis"), redis_url, restart=True) as redis,
-            LocalHost(settings.file("logs", name)) as local,
+            LocalHost(settings.file("logs", name), LocalOptions(niceness=NICENESS)) as local,
         ):
             service = Service(redis, settings, estimator)
             admin_key = await _first_key(service, own=redis_url is None)

@@ -208,6 +208,18 @@ def test_a_function_that_cannot_start_is_its_jobs_trouble_only(tmp_path: Path) -
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("zygote", [True, False])
+def test_instances_stand_back(tmp_path: Path, zygote: bool) -> None:
+    async def run() -> None:
+        settings = options(zygote=zygote, niceness=3)
+        async with host_in(tmp_path, settings) as host, guest(host) as platform:
+            ours = os.getpriority(os.PRIO_PROCESS, 0)
+            theirs = os.getpriority(os.PRIO_PROCESS, await pid_of(platform))
+            assert theirs == min(19, ours + 3)
+
+    asyncio.run(run())
+
+
 def test_closing_a_platform_leaves_the_others_alone(tmp_path: Path) -> None:
     async def run() -> None:
         async with host_in(tmp_path) as host, guest(host) as stays:

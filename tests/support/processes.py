@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from controller.ledger import Ledger
 from controller.platforms.base import Deployment
@@ -33,7 +34,7 @@ PROBES = dict.fromkeys(FUNCTION_NAMES, "tests.apps.probe:create")
 MODEL = ModelRef(path="m", job="job", version=0)
 
 
-def options(*, zygote: bool = True, app: str = "create", **others: float) -> LocalOptions:
+def options(*, zygote: bool = True, app: str = "create", **others: Any) -> LocalOptions:
     apps = dict.fromkeys(FUNCTION_NAMES, f"tests.apps.probe:{app}")
     return LocalOptions(
         apps=apps,
