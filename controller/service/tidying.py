@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import re
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -40,6 +43,30 @@ async def clean_up(service: Service, now: Callable[[], float] = time.time) -> in
         await answer(service.redis.srem(ENDED_JOBS, member))
         cleaned += 1
     return cleaned
+
+
+def remove_old_logs(folder: str, machine: str, own: str) -> None:
+    """Remove what instances wrote for replicas of this machine that were killed; what of it was of
+    a job is in the job store. Replicas are named ``machine-pid-...``, this one is ``own``."""
+    if not os.path.isdir(folder):
+        return
+    for name in os.listdir(folder):
+        found = re.fullmatch(rf"{re.escape(machine)}-([0-9]+)-[0-9a-f]+", name)
+        if found is None or name == own:
+            continue
+        pid = int(found[1])
+        if pid == os.getpid() or not _lives(pid):
+            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 async def _often(work: Callable[[], Awaitable[int]], every_s: float) -> None:

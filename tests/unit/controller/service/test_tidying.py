@@ -1,6 +1,9 @@
 """What ended jobs leave, and what is kept of it."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import fakeredis
 
 from controller.service.service import Service
 from controller.service.settings import Settings
-from controller.service.tidying import AFTER_S, clean_up
+from controller.service.tidying import AFTER_S, clean_up, remove_old_logs
 
 KINDS = {"weights", "batches", "results", "kv", "checkpoints", "samples"}
 
@@ -41,3 +44,17 @@ def test_of_ended_jobs_stays_what_they_made(tmp_path: Path) -> None:
         await redis.aclose()
 
     asyncio.run(main())
+
+
+def test_logs_of_replicas_that_are_gone_go(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    own, before = f"here-{os.getpid()}-abc", f"here-{os.getpid()}-def"  # in a container: always 1
+    living, gone = f"here-{os.getppid()}-abc", f"here-{ended.pid}-abc"
+    names = {own, before, living, gone, f"there-{ended.pid}-abc", "trackers"}
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "reward-1.log").write_text("said")
+    remove_old_logs(str(tmp_path), "here", own)
+    assert set(os.listdir(tmp_path)) == names - {before, gone}
+    remove_old_logs(str(tmp_path / "none"), "here", own)
