@@ -44,7 +44,7 @@ class Watched:
     def __init__(self, browser: Any, base: str, **options: Any) -> None:
         self.context = browser.new_context(**({"viewport": DESKTOP} | options))
         self.page = self.context.new_page()
-        self.page.set_default_timeout(20_000)
+        self.page.set_default_timeout(60_000)  # the machine may be busy
         self.base = base
         self.errors: list[str] = []
         self.elsewhere: list[str] = []

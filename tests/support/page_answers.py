@@ -8,7 +8,15 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from rlhfless import rest
+from tests.support.browser import Watched
 
+Open = Callable[..., Watched]
+"""Opens a tab (fixture ``opened``)."""
+TABS = ["overview", "samples", "plans", "usage", "checkpoints", "events", "logs", "spec"]
+HOSTILE = (
+    '<img src=x onerror="window.taken=1"><script>window.taken=1</script>'
+    "\u202e&lt;b&gt; {{7*7}} javascript:window.taken=1"
+)
 STEPS = 12
 FUNCTIONS = ("rollout", "reward", "training")
 ALPHABET = "abcdefgh"
@@ -196,6 +204,19 @@ class Answers:
             )
             for n in range(1, 40)
         ]
+
+
+def answering(tab: Watched, answers: Answers) -> None:
+    """Let questions about outputs be answered by ``answers``."""
+
+    def handle(route: Any) -> None:
+        found = answers.answer(route.request.url)
+        if found is None:
+            route.fallback()
+        else:
+            route.fulfill(json=found)
+
+    tab.page.route("**/v1/jobs/*/*", handle)
 
 
 def _paged(entries: list[Any], query: dict[str, str]) -> tuple[list[Any], bool]:

@@ -9,7 +9,7 @@ export function table(caption, columns, rows, { css = "" } = {}) {
   const heads = named.map(([name, css]) => h("th", { scope: "col", class: css || null }, name));
   return h(
     "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    { class: "scroll", tabindex: "0", role: "group", "aria-label": caption },
     h(
       "table",
       { class: css || null },

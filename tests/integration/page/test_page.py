@@ -1,114 +1,24 @@
-"""The page in a real browser, over a real service whose jobs nobody drives.
+"""The page's views of jobs in a real browser, over a real service whose jobs nobody drives.
 
 What a job leaves is made up (``tests.support.page_answers``); ``test_page_end_to_end`` runs jobs.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from controller.service.events import JobEvent
-from controller.service.service import Service
-from controller.service.states import State
 from rlhfless import rest
-from rlhfless.spec import JobSpec
-from tests.support.browser import PHONE, Watched, chromium
-from tests.support.page_answers import STEPS, Answers
-from tests.support.served import Served, served
+from tests.support.browser import Watched
+from tests.support.page_answers import HOSTILE, STEPS, TABS, Answers, Open, answering
+from tests.support.served import Served
 
 pytestmark = pytest.mark.slow
-
-HOSTILE = (
-    '<img src=x onerror="window.taken=1"><script>window.taken=1</script>'
-    "\u202e&lt;b&gt; {{7*7}} javascript:window.taken=1"
-)
-TABS = ["overview", "samples", "plans", "usage", "checkpoints", "events", "logs", "spec"]
-SPEC: dict[str, Any] = {
-    "name": "copying",
-    "model": {"path": "org/model"},
-    "dataset": {"path": "org/data"},
-    "rewards": [{"http": "https://example.com/reward"}],
-    "training": {"steps": 30},
-}
-Open = Callable[..., Watched]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("service")
-    (folder / "library/quickstart/model").mkdir(parents=True)
-    (folder / "library/quickstart/model/config.json").write_text("{}")
-    with served(folder, library=str(folder / "library")) as started:
-        yield started
-
-
-@pytest.fixture
-def tenant(request: pytest.FixtureRequest) -> str:
-    """One a test: no test sees another's jobs."""
-    return re.sub("[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:50].strip("-")
-
-
-@pytest.fixture
-def key(service: Served, tenant: str) -> str:
-    return service.do(lambda parts: parts.keys.create(tenant, "page", "admin"))[1]
-
-
-@pytest.fixture
-def opened(browser: Any, service: Served, key: str) -> Iterator[Open]:
-    """Opens tabs that are signed in, and sees at the end that none complained."""
-    tabs: list[Watched] = []
-
-    def make(*, signed_in: bool = True, **options: Any) -> Watched:
-        tabs.append(Watched(browser, service.url, **options))
-        if signed_in:
-            tabs[-1].sign_in(key)
-        return tabs[-1]
-
-    yield make
-    for tab in tabs:
-        tab.close()
-
-
-@pytest.fixture
-def make_job(service: Served, tenant: str) -> Callable[..., str]:
-    """Makes a job that is brought into states; answers its id."""
-
-    def make(*states: State, **fields: Any) -> str:
-        async def create(parts: Service) -> str:
-            values = JobSpec.model_validate(SPEC | fields).model_dump(mode="json")
-            made = await parts.registry.create(tenant, values)
-            for state in states:
-                await parts.registry.move(tenant, made.id, state)
-            return made.id
-
-        return service.do(create)
-
-    return make
-
-
-def answering(tab: Watched, answers: Answers) -> None:
-    """Let questions about outputs be answered by ``answers``."""
-
-    def handle(route: Any) -> None:
-        found = answers.answer(route.request.url)
-        if found is None:
-            route.fallback()
-        else:
-            route.fulfill(json=found)
-
-    tab.page.route("**/v1/jobs/*/*", handle)
 
 
 def test_a_key_is_asked_for_and_kept_in_the_tab_alone(opened: Open, key: str) -> None:
@@ -279,21 +189,55 @@ def test_a_plan_is_explained(opened: Open, make_job: Callable[..., str]) -> None
     assert page.locator("details.plan").count() == STEPS
 
 
-def test_what_a_job_says_is_never_markup(opened: Open, make_job: Callable[..., str]) -> None:
+def test_what_a_job_says_is_never_markup(
+    opened: Open, service: Served, tenant: str, make_job: Callable[..., str]
+) -> None:
     job = make_job("running", metadata={"note": HOSTILE})
+    said = JobEvent(type="notice", message=HOSTILE)
+    service.do(lambda parts: parts.events.append(job, said))
+    error: dict[str, Any] = dict.fromkeys(["type", "title", "detail", "hint", "param"], HOSTILE)
+    error |= {"category": "user", "status": 422}
+    service.do(lambda parts: parts.registry.move(tenant, job, "failed", HOSTILE, error=error))
     tab = opened()
     answering(tab, Answers(job, time.time(), hostile=HOSTILE))
     tab.page.on("dialog", lambda dialog: tab.errors.append(dialog.message))
     for name in TABS:
         tab.open(f"#/jobs/{job}/{name}")
         tab.page.locator(f"[data-tab={name}][aria-current]").wait_for()
-        if name in ("samples", "logs", "spec"):
-            tab.page.get_by_text("window.taken").first.wait_for()
         if name == "plans":
             tab.page.locator("details.plan summary").first.click()
-            tab.page.get_by_text("window.taken").first.wait_for()
+        told = tab.page.locator("main section" if name not in ("usage", "checkpoints") else "main")
+        told.get_by_text("window.taken").first.wait_for()
+        assert tab.page.locator("header.job [role=alert]").inner_text().count("<img src=x") >= 3
+    assert_harmless(tab)
+
+
+def test_a_name_is_never_markup(opened: Open, make_job: Callable[..., str]) -> None:
+    """The service lets no such name in; the page does not rely on it."""
+    job = make_job("running")
+    tab = opened()
+
+    def renamed(route: Any) -> None:
+        answer = route.fetch().json()
+        for each in answer.get("data", [answer]):
+            each["name"] = HOSTILE
+        route.fulfill(json=answer)
+
+    tab.page.route("**/v1/jobs?*", renamed)
+    tab.page.route(f"**/v1/jobs/{job}", renamed)
+    tab.open("#/submit")
+    tab.open("#/jobs")
+    tab.page.get_by_role("link", name="<img src=x").click()
+    tab.page.get_by_role("heading", name="<img src=x").wait_for()
+    tab.page.get_by_role("button", name="Cancel job").click()
+    tab.page.get_by_role("dialog", name="Cancel <img src=x").wait_for()
+    tab.page.unroute_all(behavior="ignoreErrors")
+    assert_harmless(tab)
+
+
+def assert_harmless(tab: Watched) -> None:
     assert tab.page.evaluate("window.taken") is None
-    assert tab.page.locator("main img, main script").count() == 0
+    assert tab.page.locator("main img, main script, dialog img, dialog script").count() == 0
 
 
 def test_a_job_is_paused_resumed_and_cancelled(
@@ -331,7 +275,7 @@ def test_a_budget_is_raised_on_the_way(
     tab.page.get_by_role("button", name="Resume").click()
     dialog = tab.page.get_by_role("dialog")
     dialog.get_by_label("Most function-seconds").fill("80")
-    dialog.get_by_role("button", name="Resume").click()
+    tab.page.keyboard.press("Enter")
     tab.page.locator("h1 .queued").wait_for()
     record = service.do(lambda parts: parts.registry.get(tenant, job))
     assert record.spec["budget"]["max_function_seconds"] == 80
@@ -349,8 +293,31 @@ def test_a_refusal_is_told(opened: Open, service: Served, make_job: Callable[...
     alert = page.get_by_role("alert")
     alert.get_by_text("the job cannot pause").wait_for()
     alert.get_by_text("ask later").wait_for()
-    tab.open("#/jobs/job-nothing")
-    page.get_by_role("alert").get_by_text("there is no job").wait_for()
+
+
+def test_a_job_that_is_not_there_is_told(opened: Open) -> None:
+    tab = opened()
+    tab.open("#/jobs/job-nothing/samples")
+    tab.page.get_by_role("heading", name="Nothing is here").wait_for()
+    tab.page.get_by_role("alert").get_by_text("there is no job").wait_for()
+    tab.page.get_by_role("link", name="All jobs").click()
+    tab.page.get_by_text("No job has been submitted yet.").wait_for()
+    assert tab.refused  # the job
+
+
+def test_a_service_that_is_away_is_asked_again(opened: Open, make_job: Callable[..., str]) -> None:
+    job = make_job("running")
+    tab = opened()
+    page = tab.page
+    page.get_by_text(job).wait_for()
+    tab.context.set_offline(True)
+    page.get_by_role("link", name="copying").click()
+    page.get_by_role("alert").get_by_text("The service cannot be reached").wait_for()
+    page.get_by_text("Connection lost, trying again").wait_for()
+    tab.context.set_offline(False)
+    page.get_by_role("heading", name="copying").wait_for()
+    page.get_by_text("Live", exact=True).wait_for()
+    assert all("net::ERR" in each for each in tab.refused)
 
 
 def test_a_checkpoint_is_downloaded(
@@ -383,84 +350,7 @@ def test_usage_is_told_by_function_and_step(opened: Open, make_job: Callable[...
     answering(tab, Answers(job, time.time()))
     tab.open(f"#/jobs/{job}/usage")
     total = tab.page.get_by_role("table", name="Instance time by function")
-    assert "90 s" in total.get_by_role("row", name="all").inner_text()
+    assert "90.00\u00a0s" in total.get_by_role("row", name="all").inner_text()
     steps = tab.page.get_by_role("table", name="Instance time by step and function")
     steps.wait_for()
     assert steps.get_by_role("row").count() == 1 + 3 * STEPS
-
-
-def test_charts_and_tabs_answer_the_keyboard(opened: Open, make_job: Callable[..., str]) -> None:
-    job = make_job("running")
-    tab = opened()
-    page = tab.page
-    answering(tab, Answers(job, time.time()))
-    tab.open(f"#/jobs/{job}")
-    reward = page.get_by_role("slider", name="Reward", exact=True)
-    page.locator("figure").first.get_by_text(f"step {STEPS}:").wait_for()
-    reward.focus()
-    page.keyboard.press("ArrowLeft")
-    assert reward.get_attribute("aria-valuetext").startswith(f"step {STEPS - 1}: ")
-    page.keyboard.press("Home")
-    assert reward.get_attribute("aria-valuetext").startswith("step 1: ")
-    instances = page.get_by_role("slider", name="Function instances over time")
-    instances.focus()
-    page.keyboard.press("Home")
-    assert instances.get_attribute("aria-valuetext").startswith("rollout-1: starting 3 s")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("End")
-    assert instances.get_attribute("aria-valuetext").startswith("rollout-2: busy 0.7 s")
-    page.get_by_role("link", name="Samples").focus()
-    page.keyboard.press("Enter")
-    page.get_by_role("article").first.wait_for()
-    page.get_by_role("link", name="Skip to content").focus()
-    page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "main"
-    assert page.url.endswith("/samples")
-
-
-def test_every_control_has_a_name(opened: Open, make_job: Callable[..., str]) -> None:
-    job = make_job("running")
-    tab = opened()
-    page = tab.page
-    answering(tab, Answers(job, time.time()))
-    for place in ["#/jobs", "#/submit", *(f"#/jobs/{job}/{name}" for name in TABS)]:
-        tab.open(place)
-        page.locator("main h1").wait_for()
-        unnamed = page.evaluate(
-            """() => [...document.querySelectorAll("button, input, select, textarea, a")]
-                .filter(element => !element.textContent.trim() && !element.labels?.length
-                    && !element.getAttribute("aria-label"))
-                .map(element => element.outerHTML)"""
-        )
-        assert unnamed == [], place
-        assert page.locator("main h1").count() == 1
-        assert page.locator("table:not(:has(caption))").count() == 0
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_shows_every_page_without_scrolling_sideways(
-    opened: Open, make_job: Callable[..., str], scheme: str
-) -> None:
-    job = make_job("running", name="a-name-that-is-as-long-as-names-can-be-" + "x" * 23)
-    tab = opened(viewport=PHONE, color_scheme=scheme, reduced_motion="reduce")
-    page = tab.page
-    answering(tab, Answers(job, time.time(), hostile="x" * 300))
-    for place in ["#/jobs", "#/submit", *(f"#/jobs/{job}/{name}" for name in TABS)]:
-        tab.open(place)
-        page.locator("main h1").wait_for()
-        page.wait_for_load_state("networkidle") if place == "#/submit" else None
-        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], place
-    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (ground == "rgb(20, 22, 26)") == (scheme == "dark")
-
-
-def test_colours_can_be_chosen_and_stay(opened: Open) -> None:
-    page = opened(color_scheme="light").page
-    button = page.get_by_role("button", name="Colours")
-    button.click()
-    button.click()
-    ground = "getComputedStyle(document.body).backgroundColor"
-    assert page.evaluate(ground) == "rgb(20, 22, 26)"
-    page.reload()
-    button.wait_for()
-    assert page.evaluate(ground) == "rgb(20, 22, 26)"

@@ -264,8 +264,23 @@ def test_numbers_are_told_as_people_read_them(tab: Watched) -> None:
     assert [told("usd", each) for each in (0, 0.0123, 0.5, 12.345)] == [
         "$0", "$0.012", "$0.50", "$12.35",
     ]  # fmt: skip
-    assert [told("duration", each) for each in (1.234, 600, 7200)] == ["1.23 s", "10 min", "2 h"]
+    durations = [1.234, 119.9, 150, 600, 7199.6, 8100, 200_000, 345_600]
+    assert [told("duration", each).replace("\u00a0", " ") for each in durations] == [
+        "1.23 s", "120 s", "2 min 30 s", "10 min", "2 h", "2 h 15 min", "2 d 8 h", "4 d",
+    ]  # fmt: skip
+    assert told("inColumn", 1.5) == "1.50\u00a0s"
     assert told("bytes", 1_741_376) == "1.74 MB"
+
+
+def test_labels_of_an_axis_differ(tab: Watched) -> None:
+    def told(*ends: float) -> list[str]:
+        return call(tab, "charts/axis.js", "return m.labels(m.ticks(...values));", *ends)
+
+    assert told(0, 1) == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
+    assert told(33.698, 33.703) == ["33.698", "33.699", "33.700", "33.701", "33.702", "33.703"]
+    assert told(0, 3e-5)[:2] == ["0", "5.00e-6"]
+    assert told(0, 40_000)[-1] == "40K"
+    assert told(7, 7) == ["7.0"]
 
 
 def test_instances_that_follow_each_other_share_a_lane(tab: Watched) -> None:

@@ -75,15 +75,14 @@ function more(plan) {
   const parts = [];
   const ranked = alternatives(plan);
   if (ranked.length) {
-    const heads = ["Choice", ["Actors", ""], ["Assignment", "words"], "Seconds", "Function-s", "Score"];
+    const heads = ["Assignment", "Actors", "Seconds", "Function-s", "Score"];
     parts.push(
       table(
         "What was weighed; the lowest score that is fast enough is chosen",
         heads,
         ranked.map((each) => [
-          each.chosen ? "chosen" : "",
+          [each.strategy, each.chosen && h("span", { class: "pill chosen" }, "chosen")],
           String(each.actors),
-          each.strategy,
           each.seconds.toFixed(3),
           each.function_seconds.toFixed(3),
           each.score.toFixed(4),
