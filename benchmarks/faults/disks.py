@@ -8,6 +8,8 @@ from pathlib import Path
 
 ROOM_BYTES = 2 << 30
 """A bound, not a reservation."""
+ATTEMPTS = 50
+"""Who writes all the time writes between two looks."""
 
 
 class Disk:
@@ -30,13 +32,18 @@ class Disk:
 
     def fill(self) -> None:
         """From now on there is no room but what is freed; nothing is written for that."""
-        found = os.statvfs(self.folder)
-        used = (found.f_blocks - found.f_bfree) * found.f_frsize
-        self._resize(max(used, found.f_frsize))
+        for _ in range(ATTEMPTS):
+            found = os.statvfs(self.folder)
+            used = (found.f_blocks - found.f_bfree) * found.f_frsize
+            if self._resized(max(used, found.f_frsize)):
+                return
+        raise RuntimeError(f"{self.folder} grows too fast to be filled")
 
     def free(self) -> None:
-        self._resize(ROOM_BYTES)
+        if not self._resized(ROOM_BYTES):
+            raise RuntimeError(f"{self.folder} cannot be given room")
 
-    def _resize(self, num_bytes: int) -> None:
-        options = f"remount,size={num_bytes}"
-        subprocess.run(["mount", "-o", options, str(self.folder)], check=True)
+    def _resized(self, num_bytes: int) -> bool:
+        """False where more than that is in use by now."""
+        words = ["mount", "-o", f"remount,size={num_bytes}", str(self.folder)]
+        return subprocess.run(words, capture_output=True, check=False).returncode == 0

@@ -194,13 +194,13 @@ class Registry:
         start = "+" if after is None else f"({after}"
         found = self._redis.zrevrangebylex(_jobs_key(tenant), start, "-", 0, limit + 1)
         ids = [id_.decode() for id_ in await answer(found)]
-        return JobPage(await self._records(ids[:limit]), len(ids) > limit)
+        return JobPage(await self.records(ids[:limit]), len(ids) > limit)
 
     async def open_jobs(self, tenant: str | None = None) -> list[JobRecord]:
         """The tenant's jobs (None: everybody's) that have not ended, oldest first."""
         key = _OPEN if tenant is None else _open_key(tenant)
         ids = await answer(self._redis.smembers(key))
-        return await self._records(sorted(id_.decode() for id_ in ids))
+        return await self.records(sorted(id_.decode() for id_ in ids))
 
     async def move(
         self,
@@ -323,7 +323,8 @@ class Registry:
         assert isinstance(changed, JobRecord)
         return changed
 
-    async def _records(self, ids: list[str]) -> list[JobRecord]:
+    async def records(self, ids: list[str]) -> list[JobRecord]:
+        """Those that there are, whoever's they are."""
         if not ids:
             return []
         found = await answer(self._redis.mget([_record_key(id_) for id_ in ids]))

@@ -15,6 +15,7 @@ import uvicorn
 
 from controller.platforms.local_host import LocalHost, LocalOptions
 from controller.redis_server import open_redis
+from controller.service.accounting import Settling
 from controller.service.app import create_app
 from controller.service.driver import Driver
 from controller.service.lease import Leases
@@ -70,6 +71,7 @@ async def serve(
             webhooks = WebhookSender(redis, service.registry, service.events, leases, settings)
             async with asyncio.TaskGroup() as group:
                 driving = group.create_task(driver.run(), name="driver")
+                settling = group.create_task(Settling(service, leases).run(), name="settle")
                 sending = group.create_task(webhooks.run(), name="webhooks")
                 tidying = group.create_task(_tidying(service), name="tidy")
                 async with _answering(service, listening):
@@ -77,7 +79,9 @@ async def serve(
                     try:
                         await asyncio.wait({driving})
                     finally:
+                        service.closing = True
                         driving.cancel()
+                        settling.cancel()
                         sending.cancel()
                         tidying.cancel()
 

@@ -71,6 +71,8 @@ class Service:
             self.files, self.library, self.registry, self.objects, settings.allowed_urls
         )
         self.inputs = Inputs(settings, self.files, self.library, self.references, self.objects)
+        self.closing = False
+        """The replica was told to end: streams end by themselves, and go on at another."""
         self._changed = asyncio.Event()
 
     def changed(self) -> None:

@@ -52,13 +52,14 @@ def router(service: Service) -> APIRouter:
 
 
 async def _stream(service: Service, key: ApiKey, job: str, cursor: str) -> AsyncGenerator[str]:
-    """Server-Sent Events, ending with the one that ends the job, or soon after the key was revoked;
-    a comment when there is nothing to say, so that nobody on the way takes the stream for dead."""
+    """Server-Sent Events, ending with the one that ends the job, or soon after the key was revoked
+    or the replica was told to end; a comment when there is nothing to say, so that nobody on the
+    way takes the stream for dead."""
     loop = asyncio.get_running_loop()
     yield f"retry: {RETRY_MS}\n\n"
     checked_s = loop.time()
-    ended = (await service.registry.get(key.tenant, job)).state in FINAL
     try:
+        ended = (await service.registry.get(key.tenant, job)).state in FINAL
         with service.metrics.event_stream():
             async with contextlib.aclosing(service.fanout.follow(job, cursor)) as following:
                 async for events in following:
@@ -67,6 +68,8 @@ async def _stream(service: Service, key: ApiKey, job: str, cursor: str) -> Async
                         yield f"id: {event.id}\nevent: {event.type}\ndata: {data}\n\n"
                         if event.type == "state" and event.data.get("state") in FINAL:
                             return
+                    if service.closing:
+                        return
                     if not events:
                         if ended:  # and what ended it was read before
                             return

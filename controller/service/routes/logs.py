@@ -51,7 +51,7 @@ def router(service: Service) -> APIRouter:
 
 async def _stream(service: Service, key: ApiKey, job: str, cursor: str) -> AsyncGenerator[str]:
     """Server-Sent Events, ending when the job has and all is told, or soon after the key was
-    revoked."""
+    revoked or the replica was told to end."""
     loop = asyncio.get_running_loop()
     yield f"retry: {RETRY_MS}\n\n"
     checked_s = loop.time()
@@ -66,7 +66,7 @@ async def _stream(service: Service, key: ApiKey, job: str, cursor: str) -> Async
                 yield f"id: {line.id}\nevent: log\ndata: {line.model_dump_json()}\n\n"
             if page.has_more:
                 continue
-            if ended:
+            if ended or service.closing:
                 return
             quiet = 0 if page.data else quiet + 1
             if quiet >= QUIET_LOOKS:
