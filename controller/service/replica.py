@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import secrets
 import socket
@@ -21,6 +20,7 @@ from controller.service.driver import Driver
 from controller.service.lease import Leases
 from controller.service.service import Estimator, Service
 from controller.service.settings import Settings
+from controller.service.tidying import remove_old_logs, tidying
 from controller.service.webhook_sender import WebhookSender
 from rlhfless.errors import UnauthenticatedError, UserError, of_os_error
 
@@ -31,12 +31,10 @@ KEEP_ALIVE_S = 30
 NICENESS = 10
 """Of functions: a request is a few milliseconds of work, and they would let it wait for ten times
 as long where cores are few."""
-TIDY_S = 24 * 3600
 MAX_HEADER_BYTES = 64 << 10
 """Of the head of a request; what is longer is refused."""
 ADMIN_KEY = "admin-key"
 FIRST_TENANT = "default"
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,10 @@ async def serve(
     """Until it is cancelled. ``port`` 0: any that is free. ``ready`` is told where it serves.
     ``estimator``: see ``Service``."""
     listening = listen(host, port)
-    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    machine = socket.gethostname()
+    name = f"{machine}-{os.getpid()}-{secrets.token_hex(3)}"
     with contextlib.closing(listening):
+        await asyncio.to_thread(remove_old_logs, settings.file("logs"), machine, name)
         async with (
             open_redis(settings.file("redis"), redis_url, restart=True) as redis,
             LocalHost(settings.file("logs", name), LocalOptions(niceness=NICENESS)) as local,
@@ -73,7 +73,7 @@ async def serve(
                 driving = group.create_task(driver.run(), name="driver")
                 settling = group.create_task(Settling(service, leases).run(), name="settle")
                 sending = group.create_task(webhooks.run(), name="webhooks")
-                tidying = group.create_task(_tidying(service), name="tidy")
+                tidies = group.create_task(tidying(service), name="tidy")
                 async with _answering(service, listening):
                     ready(Serving(_url(listening), admin_key))
                     try:
@@ -83,17 +83,7 @@ async def serve(
                         driving.cancel()
                         settling.cancel()
                         sending.cancel()
-                        tidying.cancel()
-
-
-async def _tidying(service: Service) -> None:
-    """Once in a while, remove what crashes left of uploads."""
-    while True:
-        try:
-            await service.files.sweep()
-        except Exception:  # the boundary of the task: the next time will do
-            _log.exception("the files were not tidied up")
-        await asyncio.sleep(TIDY_S)
+                        tidies.cancel()
 
 
 @contextlib.asynccontextmanager
