@@ -73,7 +73,8 @@ class Reporter:
 
     def observe(self, event: Event) -> None:
         reached = self.reached
-        _log.info("%s %s", event.kind, event.message)
+        if (text := _logged(event)) is not None:
+            _log.info("%s", text)
         if event.kind == "plan":
             reached.total_steps = event.data["total_steps"]
         elif event.kind in ("step", "restored"):
@@ -94,7 +95,8 @@ class Reporter:
             reached.phase = PHASES[event.kind]
             reached.since = time.time()
             reached.actors = event.data.get("actors", reached.actors)
-        self._news.set()
+        if event.kind != "plan":  # the steps done before are restored next, and told with it
+            self._news.set()
 
     def say(self, event: JobEvent) -> None:
         self._outbox.append((event, None))
@@ -119,6 +121,22 @@ class Reporter:
             await self._events.append(self._job, event, once=once, fence=self._fence)
             self._outbox.popleft()
         await self._journal.note(reached=msgspec.to_builtins(self.reached))
+
+
+def _logged(event: Event) -> str | None:
+    """An event as a line of the job's log; None: it says nothing new."""
+    match event.kind:
+        case "restored":
+            return None
+        case "plan":
+            return f"the job has {event.data['total_steps']} steps"
+        case "step":
+            return announce(event.data["record"]).message
+        case "evaluated":
+            return _evaluated(event.data["step"], event.data["evaluation"]).message
+        case "checkpoint" | "notice":
+            return event.message
+    return f"{event.kind}: {event.message}"
 
 
 def announce(record: StepRecord) -> JobEvent:

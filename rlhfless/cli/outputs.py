@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
@@ -24,7 +25,8 @@ def print_logs(name: str, follow: bool, as_json: bool) -> None:
             if as_json:
                 print_json(line)
             else:
-                typer.echo(f"{line.source} | {line.text}")
+                at = datetime.fromtimestamp(line.created_at).strftime("%H:%M:%S")
+                typer.echo(f"{at} {line.source} | {line.text}")
 
 
 def show_usage(name: str, steps: bool, as_json: bool) -> None:

@@ -157,10 +157,10 @@ def test_a_job_resumes_with_more_money(service: Pretend) -> None:
 def test_logs(service: Pretend) -> None:
     line = {"id": "1-0", "created_at": 1.0, "source": "reward-1", "text": "[bold] hello"}
     service.entries("logs", line)
-    assert rl("logs", "other").stdout == "reward-1 | [bold] hello\n"
+    assert rl("logs", "other").stdout[8:] == " reward-1 | [bold] hello\n"
     assert lines(rl("logs", "other", "--json"))[0]["source"] == "reward-1"
     service.jobs[SECOND]["state"] = "succeeded"
-    assert rl("logs", "-f", "other").stdout.startswith("reward-1")
+    assert rl("logs", "-f", "other").stdout[9:].startswith("reward-1")
 
 
 def test_usage_and_metrics(service: Pretend) -> None:
