@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -25,7 +25,7 @@ from controller.service.attempt import Attempt
 from controller.service.job_control import JobControl, least_instances, most_instances
 from controller.service.lease import Leases
 from controller.service.queue import Candidate
-from controller.service.registry import JobRecord
+from controller.service.registry import JobRecord, read_record
 from controller.service.reporter import Reached, read_reached
 from controller.service.service import Service
 from controller.service.shares import QueueState
@@ -57,7 +57,8 @@ class Driver:
         self._leases = leases
         self._driven: dict[str, _Driven] = {}
         self._let_go: set[str] = set()
-        self._strange: set[str] = set()
+        self._seen: dict[bytes, tuple[JobRecord, JobSpec | None]] = {}
+        """Open jobs by what was stored of them at the last turn; None: not understood."""
 
     async def run(self) -> None:
         """Until it is cancelled; its jobs' attempts are ended then."""
@@ -73,14 +74,15 @@ class Driver:
         """One look at all open jobs; attempts begin in ``group``."""
         self._let_go |= {job for job, one in self._driven.items() if one.task.done()}
         self._driven = {job: one for job, one in self._driven.items() if not one.task.done()}
-        records = [r for r in await self._service.registry.open_jobs() if self._understands(r)]
+        specs = await self._look()
+        records = [record for record, spec in self._seen.values() if spec is not None]
         tenants = sorted({record.tenant for record in records})
         quotas = await self._service.tenants.quotas(tenants)
         over = {tenant: await self._service.tenants.over_quota(tenant) for tenant in tenants}
         barred = {record.id: why for record in records if (why := over[record.tenant])}
         reached = await read_reached(self._service.redis, [r.id for r in records])
         candidates = [
-            candidate(record, reached[record.id])
+            candidate(record, specs[record.id], reached[record.id])
             for record in records
             if record.id not in barred and _may_run(record)
         ]
@@ -93,18 +95,16 @@ class Driver:
             _tell(one, by_id.get(job), state, barred.get(job))
         undriven = [record for record in records if record.id not in self._driven]
         await self._put_back(record for record in undriven if record.id not in state.grants)
-        await self._start(group, (r for r in undriven if r.id in state.grants), state)
+        granted = [record for record in undriven if record.id in state.grants]
+        await self._start(group, granted, specs, state)
 
-    def _understands(self, record: JobRecord) -> bool:
-        """Whether this release can tell what a job needs; if not, others see to it."""
-        try:
-            kept_spec(record.spec)
-        except ValidationError as error:
-            if record.id not in self._strange:
-                self._strange.add(record.id)
-                _log.warning("job %s is of another release: %s", record.id, error)
-            return False
-        return True
+    async def _look(self) -> dict[str, JobSpec]:
+        """What each open job needs, of those of which this release can tell it; others see to the
+        others. What is stored as it was is not read again: where hundreds of jobs wait, that would
+        be most of a turn."""
+        stored = await self._service.registry.stored_open_jobs()
+        self._seen = {raw: self._seen.get(raw) or _read(raw) for raw in stored}
+        return {record.id: spec for record, spec in self._seen.values() if spec is not None}
 
     def _measure(self, records: Sequence[JobRecord]) -> None:
         metrics = self._service.metrics
@@ -113,14 +113,18 @@ class Driver:
         metrics.set_instances(self._host.stats())
 
     async def _start(
-        self, group: asyncio.TaskGroup, records: Iterable[JobRecord], state: QueueState
+        self,
+        group: asyncio.TaskGroup,
+        records: Iterable[JobRecord],
+        specs: Mapping[str, JobSpec],
+        state: QueueState,
     ) -> None:
         room = min(self._service.settings.max_running_jobs - len(self._driven), MAX_STARTS)
         for record in records:
             if room <= 0:
                 return
             held = state.held(record.id)
-            if not _may_run(record) or held < least_instances(kept_spec(record.spec)):
+            if not _may_run(record) or held < least_instances(specs[record.id]):
                 continue
             try:
                 spec = JobSpec.model_validate(record.spec)
@@ -156,15 +160,23 @@ class Driver:
                     )
 
 
+def _read(raw: bytes) -> tuple[JobRecord, JobSpec | None]:
+    record = read_record(raw)
+    try:
+        return record, kept_spec(record.spec)
+    except ValidationError as error:
+        _log.warning("job %s is of another release: %s", record.id, error)
+        return record, None
+
+
 def _may_run(record: JobRecord) -> bool:
     if record.state == "queued":
         return record.setback is None or record.setback.at <= time.time()
     return record.state in ("running", "pausing")
 
 
-def candidate(record: JobRecord, reached: Reached) -> Candidate:
+def candidate(record: JobRecord, spec: JobSpec, reached: Reached) -> Candidate:
     """What the fair queue is to know of a job. One that trains lends what only its rollout uses."""
-    spec = kept_spec(record.spec)
     least = least_instances(spec)
     lends = reached.phase == "train" and time.time() - reached.since > LEND_AFTER_S
     return Candidate(

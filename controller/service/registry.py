@@ -107,7 +107,7 @@ class _Once(msgspec.Struct, frozen=True):
     sha256: str
 
 
-_decode = msgspec.json.Decoder(JobRecord).decode
+read_record = msgspec.json.Decoder(JobRecord).decode
 _decode_once = msgspec.json.Decoder(_Once).decode
 _encode = msgspec.json.encode
 
@@ -151,7 +151,7 @@ class Registry:
                         param="Idempotency-Key",
                         hint="use a new key for a new job",
                     )
-                return _decode(await pipe.get(_record_key(used.job))).as_created()
+                return read_record(await pipe.get(_record_key(used.job))).as_created()
             if (num_open := await pipe.scard(_open_key(tenant))) >= MAX_OPEN:
                 raise ConflictError(
                     f"{num_open} jobs of your tenant have not ended, which is as many as may be",
@@ -198,9 +198,13 @@ class Registry:
 
     async def open_jobs(self, tenant: str | None = None) -> list[JobRecord]:
         """The tenant's jobs (None: everybody's) that have not ended, oldest first."""
+        return [read_record(raw) for raw in await self.stored_open_jobs(tenant)]
+
+    async def stored_open_jobs(self, tenant: str | None = None) -> list[bytes]:
+        """The same as they are stored, for whoever looks often (``read_record``)."""
         key = _OPEN if tenant is None else _open_key(tenant)
         ids = await answer(self._redis.smembers(key))
-        return await self.records(sorted(id_.decode() for id_ in ids))
+        return await self._stored(sorted(id_.decode() for id_ in ids))
 
     async def move(
         self,
@@ -325,10 +329,13 @@ class Registry:
 
     async def records(self, ids: list[str]) -> list[JobRecord]:
         """Those that there are, whoever's they are."""
+        return [read_record(raw) for raw in await self._stored(ids)]
+
+    async def _stored(self, ids: list[str]) -> list[bytes]:
         if not ids:
             return []
         found = await answer(self._redis.mget([_record_key(id_) for id_ in ids]))
-        return [_decode(raw) for raw in found if raw is not None]
+        return [raw for raw in found if raw is not None]
 
 
 def _check_id(job: str, param: str | None = None) -> None:
@@ -337,7 +344,7 @@ def _check_id(job: str, param: str | None = None) -> None:
 
 
 def _owned(raw: bytes | None, tenant: str, job: str) -> JobRecord:
-    record = _decode(raw) if raw is not None else None
+    record = read_record(raw) if raw is not None else None
     if record is None or record.tenant != tenant:
         raise NotFoundError(f"there is no job {job!r}")
     return record

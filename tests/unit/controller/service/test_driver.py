@@ -9,12 +9,14 @@ import fakeredis
 import pytest
 
 from controller.platforms.local_host import LocalHost
+from controller.service import driver
 from controller.service.driver import LEND_AFTER_S, Driver, candidate
 from controller.service.lease import Leases
-from controller.service.registry import JobRecord
+from controller.service.registry import JobRecord, read_record
 from controller.service.reporter import Reached
 from controller.service.service import Service
 from controller.service.settings import Settings
+from rlhfless.spec import JobSpec
 
 SPEC = {
     "model": {"path": "org/model"},
@@ -101,8 +103,34 @@ def test_a_job_that_trains_for_long_lends_its_rollouts_instances(
         id="job", tenant="acme", spec=SPEC, created_at=0.0, state="running", entered={}
     )
     reached = Reached(phase=phase, since=time.time() - ago_s)
-    found = candidate(record, reached)
+    found = candidate(record, JobSpec.model_validate(SPEC), reached)
     assert (found.least, found.most) == (3, most)
+
+
+def test_a_record_is_read_when_it_has_changed(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def reading(raw: bytes) -> JobRecord:
+        record = read_record(raw)
+        read.append(record.state)
+        return record
+
+    monkeypatch.setattr(driver, "read_record", reading)
+
+    async def test(world: World) -> None:
+        job = await world.job()
+        await world.turn()
+        await world.turn()
+        assert read == ["queued"]
+        await world.service.registry.pause("acme", job.id, "by its owner")
+        await world.turn()
+        await world.turn()
+        assert read == ["queued", "paused"]
+        await world.service.registry.move("acme", job.id, "cancelled")
+        await world.turn()
+        assert read == ["queued", "paused"]
+
+    play(test)
 
 
 def test_a_job_of_a_newer_release_is_left_to_it(
