@@ -34,6 +34,8 @@ from rlhfless.spec import JobSpec
 from rlhfless.spec_kept import kept_spec
 
 TURN_S = 0.5
+REST_S = 0.1
+"""Between turns at least: what many ask at once is looked at once."""
 LEND_AFTER_S = 2.0
 """A job that has been training for so long is likely to go on for as long again: until then others
 may have what its rollout does not use."""
@@ -68,7 +70,8 @@ class Driver:
                     await self.turn(group)
                 except (TransientError, CapacityError) as error:
                     _log.warning("the queue waits: %s", error.detail)
-                await self._service.until_changed(TURN_S)
+                await asyncio.sleep(REST_S)
+                await self._service.until_changed(TURN_S - REST_S)
 
     async def turn(self, group: asyncio.TaskGroup) -> None:
         """One look at all open jobs; attempts begin in ``group``."""

@@ -27,7 +27,7 @@ from controller.service.queue import (
     decide,
 )
 
-_KEY = "rlhfless:queue"
+QUEUE = "rlhfless:queue"
 
 
 class QueueState(msgspec.Struct, frozen=True):
@@ -48,6 +48,11 @@ class QueueState(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(QueueState).decode
 
 
+def read_queue(stored: bytes | None) -> QueueState:
+    """What is stored under ``QUEUE``."""
+    return QueueState() if stored is None else _decode(stored)
+
+
 class Shares:
     """Raises as ``controller.redis_calls.answer`` does."""
 
@@ -60,8 +65,7 @@ class Shares:
 
     async def read(self) -> QueueState:
         """As the last turn left it."""
-        raw = await answer(self._redis.get(_KEY))
-        return QueueState() if raw is None else _decode(raw)
+        return read_queue(await answer(self._redis.get(QUEUE)))
 
     async def turn(
         self,
@@ -76,16 +80,16 @@ class Shares:
         ``let_go``: jobs that whoever asks drives no longer."""
 
         async def plan(pipe: Any) -> QueueState:
-            raw = await pipe.get(_KEY)
+            raw = await pipe.get(QUEUE)
             seconds, microseconds = await pipe.time()
             now_s = seconds + microseconds / 1e6
-            before = QueueState() if raw is None else _decode(raw)
+            before = read_queue(raw)
             after = self._dealt(before, candidates, quotas, used, barred, let_go, now_s)
             pipe.multi()
-            pipe.set(_KEY, msgspec.json.encode(after))
+            pipe.set(QUEUE, msgspec.json.encode(after))
             return after
 
-        dealt = await answer(self._redis.transaction(plan, _KEY, value_from_callable=True))
+        dealt = await answer(self._redis.transaction(plan, QUEUE, value_from_callable=True))
         assert isinstance(dealt, QueueState)
         return dealt
 

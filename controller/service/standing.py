@@ -15,7 +15,7 @@ from controller.redis_calls import answer
 from controller.service.outputs import spent
 from controller.service.reporter import Reached
 from controller.service.service import Service
-from controller.service.shares import QueueState
+from controller.service.shares import QUEUE, QueueState, read_queue
 from rlhfless import rest
 from rlhfless.messages import FunctionName
 
@@ -38,8 +38,9 @@ async def standings(service: Service, jobs: Sequence[str]) -> list[Standing]:
     pipe = service.redis.pipeline(transaction=False)
     for job in jobs:
         pipe.hmget(job_key(job), _FIELDS)
-    found = await answer(pipe.execute())
-    queue = await service.shares.read()
+    pipe.get(QUEUE)
+    *found, stored = await answer(pipe.execute())
+    queue = read_queue(stored)
     return [_standing(job, values, queue) for job, values in zip(jobs, found, strict=True)]
 
 
