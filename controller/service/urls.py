@@ -90,7 +90,7 @@ async def global_addresses(host: str, port: int, param: str | None) -> list[str]
             raise UserError(
                 f"{host!r} is not a host of the public internet",
                 param=param,
-                hint="upload the file instead, or have the operator allow the URL",
+                hint="upload it if it is data, or have the operator of the service allow the URL",
             )
     return found
 

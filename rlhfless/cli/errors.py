@@ -21,6 +21,8 @@ def print_error(error: RlhflessError) -> None:
     typer.secho(f"error: {first}", fg=typer.colors.RED, err=True)
     for line in more:
         typer.echo(f"       {line}", err=True)
+    if error.param and error.param not in error.detail:
+        typer.echo(f"at:    {error.param}", err=True)
     if error.hint:
         typer.echo(f"hint:  {error.hint}", err=True)
 
