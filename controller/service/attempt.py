@@ -216,14 +216,15 @@ class Attempt:
                 reporting.cancel()
 
     async def _ended(self, outcome: Outcome) -> None:
+        heeded = self.control.heeded
         if outcome.status == "succeeded":
             await self._move("succeeded", outcome.reason)
-        elif outcome.reason != self.control.reason:
+        elif heeded is None or outcome.reason != heeded.reason:  # its budget is spent
             await self._move("paused", outcome.reason)
         else:
             # It may have been resumed while its last step ended: then it is taken up again.
             moved = await self._move("paused", outcome.reason, only_from="pausing")
-            if moved.state == "running" and self.control.stop == "yield":
+            if moved.state == "running" and heeded.stop == "yield":
                 await self._move("queued", outcome.reason, only_from="running")
 
     async def _failed(self, error: BaseException) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from rlhfless.messages import FunctionName
@@ -13,6 +14,15 @@ Stop = Literal["pause", "yield"]
 
 _GROWS: tuple[FunctionName, ...] = ("rollout", "reference", "reward", "training")
 """Who gets instances beyond the first, in this order."""
+
+
+@dataclass(frozen=True)
+class Heeded:
+    """What the job was last told when it asked whether to stop. While it stops it may be asked
+    something else."""
+
+    stop: Stop
+    reason: str
 
 
 class JobControl:
@@ -26,6 +36,7 @@ class JobControl:
         self.instances = instances
         self.stop: Stop | None = None
         self.reason = ""
+        self.heeded: Heeded | None = None
 
     def attach(self, bound: Callable[[FunctionName, int], None]) -> None:
         self._bound = bound
@@ -48,7 +59,10 @@ class JobControl:
         self.stop, self.reason = stop, reason
 
     def stopping(self) -> str | None:
-        return None if self.stop is None else self.reason
+        if self.stop is None:
+            return None
+        self.heeded = Heeded(self.stop, self.reason)
+        return self.reason
 
     def most(self, function: FunctionName) -> int | None:
         return self._limits.get(function)

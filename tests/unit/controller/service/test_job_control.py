@@ -1,7 +1,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.service.job_control import JobControl, least_instances, most_instances, split
+from controller.service.job_control import (
+    Heeded,
+    JobControl,
+    least_instances,
+    most_instances,
+    split,
+)
 from rlhfless.messages import FunctionName
 from rlhfless.spec import JobSpec
 
@@ -47,3 +53,12 @@ def test_a_job_is_asked_to_stop_and_asked_no_longer() -> None:
     assert control.stopping() == "by its owner"
     control.ask(None)
     assert control.stopping() is None
+
+
+def test_what_a_job_heeded_is_known_whatever_it_is_asked_then() -> None:
+    control = JobControl(SPEC, 4)
+    control.ask("pause", "by its owner")
+    assert control.heeded is None
+    control.stopping()
+    control.ask(None)
+    assert control.heeded == Heeded("pause", "by its owner")
