@@ -56,6 +56,8 @@ bench: install ## Run every benchmark in its quick form
 	$(BIN)/python -m benchmarks.simulator_speed --quick
 	$(BIN)/python -m benchmarks.simulator_accuracy --quick
 	$(BIN)/python -m benchmarks.papers --quick
+	$(BIN)/python -m benchmarks.service_load --quick
+	$(BIN)/python -m benchmarks.service_faults --quick
 
 docs: install ## Write the generated pages of docs/
 	$(BIN)/python docs/generate.py
