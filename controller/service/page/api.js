@@ -25,7 +25,7 @@ export async function send(method, path, { query, body, headers, signal } = {}) 
     unreachable();
     throw new Problem({
       title: "The service cannot be reached",
-      hint: "Check that it runs and that this machine has a network; this page tries again.",
+      hint: "Check that it runs and that this machine has a network, then try again.",
     });
   }
   reached();

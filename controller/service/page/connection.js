@@ -2,6 +2,8 @@
 
 import { say } from "./dom.js";
 
+const AGAIN_MS = 3000;
+
 let answers = true;
 let live = null; // null: nothing is being followed
 
@@ -10,9 +12,17 @@ export function reached() {
   if (!answers) show(true, live);
 }
 
-/** A request found nobody. */
+/** A request found nobody: ask until somebody answers. */
 export function unreachable() {
+  if (answers) setTimeout(ask, AGAIN_MS);
   show(false, live);
+}
+
+async function ask() {
+  if (answers) return;
+  const answer = await fetch("healthz").catch(() => null);
+  if (answer) reached();
+  else setTimeout(ask, AGAIN_MS);
 }
 
 /** An event stream is open (true), was cut (false), or is not wanted (null). */

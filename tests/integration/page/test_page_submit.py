@@ -183,6 +183,21 @@ def test_an_estimate_shows_time_against_cost(tab: Watched) -> None:
     assert asked == ["application/yaml", "application/json"]
 
 
+def test_a_job_is_not_lost_with_the_connection(tab: Watched) -> None:
+    page = tab.page
+    tab.open("#/submit")
+    page.get_by_role("button", name="Quick start").click()
+    tab.context.set_offline(True)
+    page.get_by_role("button", name="Submit job").click()
+    page.get_by_role("alert").get_by_text("The service cannot be reached").wait_for()
+    page.get_by_text("Connection lost").wait_for()
+    tab.context.set_offline(False)
+    page.get_by_text("Connection lost").wait_for(state="hidden")
+    page.get_by_role("button", name="Submit job").click()
+    page.get_by_role("heading", name="quickstart").wait_for()
+    assert all("net::ERR" in each for each in tab.refused)
+
+
 def test_a_spec_can_be_used_again(tab: Watched, service: Served) -> None:
     page = tab.page
     tab.open("#/submit")
