@@ -42,6 +42,7 @@ from benchmarks.faults.lives import Lives
 from benchmarks.faults.place import Place
 from benchmarks.faults.processes import functions, ours
 from benchmarks.faults.takeovers import Takeover, Takeovers
+from benchmarks.faults.weights import Weights
 
 REPLICAS = 3
 CALM_S = 300.0
@@ -62,7 +63,8 @@ async def measure(place: Place, options: argparse.Namespace) -> tuple[list[str],
         say("full disks are left out: mounting small ones needs privileges")
     async with place.redis.client() as redis, asyncio.TaskGroup() as group:
         takeovers = Takeovers(redis)
-        lives = Lives(place, options.jobs, random.Random(rng.random()))
+        weights = Weights(place.store)
+        lives = Lives(place, options.jobs, weights, random.Random(rng.random()))
         faults = Faults(place, takeovers, random.Random(rng.random()), say)
         background = [
             group.create_task(takeovers.run()),
@@ -83,6 +85,7 @@ async def measure(place: Place, options: argparse.Namespace) -> tuple[list[str],
     say("all jobs have ended; checking")
     checks = Checks(place, lives.all)
     wrong += await checks.wrong()
+    wrong += weights.uneven()
     wrong += await _closed(place)
     alone = [one for one in takeovers.done if faults.alone(one)]
     print(_report(lives, faults, checks, takeovers.done, alone))

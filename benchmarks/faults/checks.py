@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-
-from safetensors.numpy import load
 
 from benchmarks.faults.lives import Life
 from benchmarks.faults.place import STEPS, TENANTS, Place
 from controller.service.states import may_follow
 from rlhfless import AsyncClient, rest
-from rlhfless.objects import ObjectStore
-from rlhfless.versions import Manifest, read_manifest, version_folder, versions
 
 CLOSE_S = 0.01
 """Sums of rounded seconds agree so closely."""
@@ -23,13 +18,11 @@ SETTLED_S = 30
 
 
 class Checks:
-    """Of all jobs, on a service at peace. ``weights``: what jobs of a variant ended with."""
+    """Of all jobs, on a service at peace."""
 
     def __init__(self, place: Place, lives: Sequence[Life]) -> None:
         self._place = place
         self._lives = lives
-        self._objects = ObjectStore(place.store)
-        self._weights: dict[int, Counter[str]] = defaultdict(Counter)
         self.states: Counter[str] = Counter()
         self.steps = 0
         self.events = 0
@@ -48,9 +41,6 @@ class Checks:
                     booked += held_s
                 self.held_s += booked
                 found += await _charged(client, tenant, booked, CLOSE_S * max(1, len(listed)))
-        for variant, weights in self._weights.items():
-            if len(weights) > 1:
-                found.append(f"jobs of variant {variant} learned different things: {dict(weights)}")
         return found
 
     def _nothing_lost(self, tenant: str, listed: dict[str, rest.Job]) -> Iterator[str]:
@@ -81,59 +71,8 @@ class Checks:
             *stream(life, job, events),
             *steps(job, told, metrics),
             *books(usage, spans),
-            *self._made(life, job, len(told)),
         ]
         return wrong, usage.total.held_s
-
-    def _made(self, life: Life, job: rest.Job, steps: int) -> Iterator[str]:
-        """Weight versions: one a step, each by its own call and on top of the one before; the
-        optimizer has counted as many."""
-        found = versions(self._objects, job.id)
-        wanted = list(range(1, steps + 1))
-        if job.state == "succeeded":
-            if found != wanted:
-                yield f"has the weight versions {found}"
-                return
-        elif found not in (
-            wanted,
-            [*wanted, steps + 1],
-        ):  # trained, and cancelled before its commit
-            yield f"has the weight versions {found} after {steps} steps"
-            return
-        manifests = [m for v in found if (m := read_manifest(self._objects, job.id, v)) is not None]
-        for manifest in manifests:
-            step = manifest.version - 1
-            if manifest.parent != step or manifest.call_id != f"step-{step:06d}/training/train":
-                yield f"version {manifest.version} was made by {manifest.call_id}"
-            counted = self._optimizer_steps(job.id, manifest)
-            if counted not in (None, {manifest.version}):
-                yield f"version {manifest.version} has an optimizer after {counted} steps"
-        if job.state == "succeeded":
-            last = manifests[-1]
-            if self._optimizer_steps(job.id, last) is None:
-                yield "has no training state in its last version"
-            digests = sorted(self._tensors(job.id, last))
-            whole = hashlib.sha256("".join(digests).encode()).hexdigest()[:12]
-            self._weights[life.variant][whole] += 1
-
-    def _optimizer_steps(self, job: str, manifest: Manifest) -> set[int] | None:
-        """As the optimizer of a version counts them; None where its state is not kept."""
-        label = manifest.attachments.get("optimizer")
-        if label is None:
-            return None
-        name = f"{version_folder(job, manifest.version)}/{label}"
-        try:
-            state = load(self._objects.get(name))
-        except FileNotFoundError:  # that of the last alone is
-            return None
-        return {int(value) for key, value in state.items() if key.startswith("step/")}
-
-    def _tensors(self, job: str, manifest: Manifest) -> Iterator[str]:
-        """A digest of each: files carry the name of the attempt that wrote them."""
-        folder = version_folder(job, manifest.version)
-        for name in {entry.file for entry in manifest.tensors.values()}:
-            for tensor, value in load(self._objects.get(f"{folder}/{name}")).items():
-                yield f"{tensor} {hashlib.sha256(value.tobytes()).hexdigest()}"
 
 
 async def _charged(client: AsyncClient, tenant: str, booked: float, about: float) -> list[str]:

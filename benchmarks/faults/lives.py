@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from benchmarks.faults.place import TENANTS, VARIANTS, Place, spec
+from benchmarks.faults.weights import Weights
 from rlhfless import AsyncClient, rest
 from rlhfless.errors import (
     CapacityError,
@@ -45,8 +46,9 @@ class Life:
 class Lives:
     """Keeps ``count`` jobs open until it is told to make no more."""
 
-    def __init__(self, place: Place, count: int, rng: random.Random) -> None:
+    def __init__(self, place: Place, count: int, weights: Weights, rng: random.Random) -> None:
         self._place = place
+        self._weights = weights
         self._count = count
         self._rng = rng
         self.all: list[Life] = []
@@ -92,6 +94,10 @@ class Lives:
             steering = group.create_task(self._steered(life, client, job.id))
             await watching
             steering.cancel()
+        ended = await client.jobs.get(job.id)
+        life.wrong += await asyncio.to_thread(
+            lambda: list(self._weights.wrong(ended, life.variant))
+        )
 
     async def _watched(self, life: Life, client: AsyncClient, job: str) -> None:
         """Every event until the job has ended."""
