@@ -15,6 +15,7 @@ from controller.garbage import collect_job
 from controller.redis_calls import answer
 from controller.service.registry import ENDED_JOBS
 from controller.service.service import Service
+from rlhfless.errors import CapacityError, TransientError
 
 FILES_EVERY_S = 24 * 3600.0
 JOBS_EVERY_S = 600.0
@@ -73,6 +74,8 @@ async def _often(work: Callable[[], Awaitable[int]], every_s: float) -> None:
     while True:
         try:
             await work()
+        except (TransientError, CapacityError) as error:
+            _log.warning("it was not tidied up: %s", error.detail)
         except Exception:  # the boundary of the task: the next time will do
             _log.exception("it was not tidied up")
         await asyncio.sleep(every_s)
