@@ -1,6 +1,6 @@
 """The weight versions that a job made: one a step, each by its own call and on top of the one
-before, with an optimizer that has counted as many steps. Looked at as soon as the job has ended: the
-service removes them when nobody needs them any more."""
+before, with an optimizer that has counted as many steps. Looked at as soon as the job has ended:
+the service removes them when nobody needs them any more."""
 
 from __future__ import annotations
 
