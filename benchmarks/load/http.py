@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+IDLE_S = 10.0
 _LINE_LIMIT = 1 << 22
 
 
@@ -85,17 +87,23 @@ class Connection:
 
 
 class Pool:
-    """Connections that are used again."""
+    """Connections that are used again, unless they were idle for so long that the server may be
+    about to close them."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self._free: list[Connection] = []
+        self._free: list[tuple[Connection, float]] = []
 
     async def ask(self, request: bytes) -> Answer:
-        connection = self._free.pop() if self._free else await Connection.to(self.site)
+        connection = self._idle() or await Connection.to(self.site)
         answer = await connection.ask(request)
-        self._free.append(connection)
+        self._free.append((connection, time.monotonic()))
         return answer
+
+    def _idle(self) -> Connection | None:
+        if self._free and self._free[-1][1] < time.monotonic() - IDLE_S:
+            self.close()
+        return self._free.pop()[0] if self._free else None
 
     async def get(self, path: str) -> Any:
         return (await self.ask(self.site.head("GET", path))).json()
@@ -104,5 +112,6 @@ class Pool:
         return (await self.ask(self.site.head("POST", path, *more, body=body))).json()
 
     def close(self) -> None:
-        for connection in self._free:
+        for connection, _ in self._free:
             connection.close()
+        self._free.clear()
