@@ -78,11 +78,11 @@ class Orchestrator:
         await job.journal.note(status="running")
         for record in records:
             job.observe(Event("restored", f"step {record.step + 1}", {"metrics": record.metrics}))
-        if records and (reason := self._stopping()) is not None:
-            last = records[-1]
+        if (reason := self._stopping()) is not None:
+            version = records[-1].version if records else 0
             earlier = remembered(notes)
             self._accuracy = {step: found.accuracy for step, found in earlier.items()}
-            return await self._pause(reason, last.step + 1, last.version, earlier.get(0))
+            return await self._pause(reason, len(records), version, earlier.get(0))
         await self._warm_up()
 
         before = await self._evaluation(0, notes, state)

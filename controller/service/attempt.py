@@ -164,10 +164,9 @@ class Attempt:
             trackers.ended("interrupted")  # unless we learn otherwise: it will go on
             try:
                 outcome = await self._reporting(execute(execution, Known()))
-            except* JobEndedError:
-                raise
-            except* UserError:
-                trackers.ended("failed")
+            except* Exception as raised:
+                if self._is_final(first_error(raised)):
+                    trackers.ended("failed")
                 raise
             trackers.ended(outcome.status)
         await self._reporter.flush()
@@ -234,15 +233,12 @@ class Attempt:
             _log.error("job %s met a defect", self._record.id, exc_info=error)
         known.detail = self._service.inputs.shown(known.detail)
         known.hint = None if known.hint is None else self._service.inputs.shown(known.hint)
-        setback = self._record.setback
-        fresh = setback is None or self._reporter.made_steps
-        attempts = 1 if fresh or setback is None else setback.attempts + 1
-        family = next((f for f in ATTEMPTS if isinstance(known, f)), None)
-        if family is None or attempts >= ATTEMPTS[family]:
+        if self._is_final(error):
             problem = known.to_problem()
             problem.pop("trace", None)
             await self._move("failed", known.detail, error=problem)
             return
+        attempts = self._failures()
         wait_s = min(LONGEST_WAIT_S, 2.0 ** (attempts - 1))
         _log.warning("job %s is tried again in %g s: %s", self._record.id, wait_s, known.detail)
         self._service.metrics.job_retried()
@@ -255,6 +251,19 @@ class Attempt:
         await self._recorded(
             self._service.registry.put_back(self._record.tenant, self.job, again, fence=fence)
         )
+
+    def _is_final(self, error: BaseException) -> bool:
+        """Whether the job fails by it; otherwise it is tried again, or somebody else's."""
+        if isinstance(error, LostLeaseError | JobEndedError):
+            return False
+        known = error if isinstance(error, RlhflessError) else _defect(error)
+        family = next((f for f in ATTEMPTS if isinstance(known, f)), None)
+        return family is None or self._failures() >= ATTEMPTS[family]
+
+    def _failures(self) -> int:
+        """This one, and those before it without a step between."""
+        setback = self._record.setback
+        return 1 if setback is None or self._reporter.made_steps else setback.attempts + 1
 
     async def _move(
         self,

@@ -80,9 +80,10 @@ class Driver:
         specs = await self._look()
         records = [record for record, spec in self._seen.values() if spec is not None]
         tenants = sorted({record.tenant for record in records})
-        quotas = await self._service.tenants.quotas(tenants)
-        over = {tenant: await self._service.tenants.over_quota(tenant) for tenant in tenants}
-        barred = {record.id: why for record in records if (why := over[record.tenant])}
+        limits = await self._service.tenants.limits_of(tenants)
+        over = await self._service.tenants.over_quota(limits)
+        quotas = {tenant: one.of_queue() for tenant, one in limits.items()}
+        barred = {record.id: why for record in records if (why := over.get(record.tenant))}
         reached = await read_reached(self._service.redis, [r.id for r in records])
         candidates = [
             candidate(record, specs[record.id], reached[record.id])

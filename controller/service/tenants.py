@@ -85,14 +85,14 @@ class Tenants:
         raw = await answer(self._redis.hget(_TENANTS, tenant))
         return self._defaults if raw is None else _decode_limits(raw)
 
-    async def quotas(self, tenants: Iterable[str]) -> dict[str, Quota]:
-        """What the fair queue needs to know of them."""
+    async def limits_of(self, tenants: Iterable[str]) -> dict[str, Limits]:
+        """As ``limits``, of several."""
         names = sorted(set(tenants))
         if not names:
             return {}
         raw = await answer(self._redis.hmget(_TENANTS, names))
         found = (self._defaults if one is None else _decode_limits(one) for one in raw)
-        return {name: limits.of_queue() for name, limits in zip(names, found, strict=True)}
+        return dict(zip(names, found, strict=True))
 
     async def listed(self) -> dict[str, Limits]:
         """Every tenant that has limits of its own."""
@@ -149,25 +149,41 @@ class Tenants:
     async def usage(self, tenant: str, month: str | None = None) -> Used:
         """What a tenant used in a month, ``yyyy-mm``; None: this one."""
         raw = await answer(self._redis.hgetall(_usage_key(tenant, month or self.month())))
-        return Used(**{name.decode(): float(value) for name, value in raw.items()})
+        return _used(raw)
 
-    async def over_quota(self, tenant: str) -> str | None:
-        """Why its jobs may not run on this month; None: they may."""
-        limits = await self.limits(tenant)
-        if limits.max_function_seconds is None and limits.max_usd is None:
-            return None
-        used = await self.usage(tenant)
-        if _reached(used.function_seconds, limits.max_function_seconds):
-            return (
-                f"its tenant has used the {limits.max_function_seconds:g} function-seconds "
-                f"it may use in {self.month()}"
-            )
-        if _reached(used.usd, limits.max_usd):
-            return f"its tenant has spent the {limits.max_usd:g} USD it may spend in {self.month()}"
-        return None
+    async def over_quota(self, limits: Mapping[str, Limits]) -> dict[str, str]:
+        """Of the tenants whose jobs may not run on this month, why not."""
+        month = self.month()
+        bounded = [
+            name
+            for name, one in limits.items()
+            if one.max_function_seconds is not None or one.max_usd is not None
+        ]
+        if not bounded:
+            return {}
+        pipe = self._redis.pipeline(transaction=False)
+        for name in bounded:
+            pipe.hgetall(_usage_key(name, month))
+        over: dict[str, str] = {}
+        for name, raw in zip(bounded, await answer(pipe.execute()), strict=True):
+            used, most = _used(raw), limits[name]
+            if _reached(used.function_seconds, most.max_function_seconds):
+                over[name] = (
+                    f"its tenant has used the {most.max_function_seconds:g} function-seconds "
+                    f"it may use in {month}"
+                )
+            elif _reached(used.usd, most.max_usd):
+                over[name] = (
+                    f"its tenant has spent the {most.max_usd:g} USD it may spend in {month}"
+                )
+        return over
 
     def month(self) -> str:
         return datetime.fromtimestamp(self._now(), UTC).strftime("%Y-%m")
+
+
+def _used(raw: Mapping[bytes, bytes]) -> Used:
+    return Used(**{name.decode(): float(value) for name, value in raw.items()})
 
 
 def _reached(used: float, most: float | None) -> bool:

@@ -36,9 +36,9 @@ def test_who_has_no_limits_of_its_own_has_the_defaults() -> None:
         assert await world.tenants.limits("acme") == Limits()
         few = Tenants(world.redis, Limits(max_jobs=2))
         assert (await few.limits("acme")).max_jobs == 2
-        assert await few.quotas(["acme"]) == {"acme": Quota(max_jobs=2)}
+        assert (await few.limits_of(["acme"]))["acme"].of_queue() == Quota(max_jobs=2)
         assert await few.listed() == {}
-        assert await few.quotas([]) == {}
+        assert await few.limits_of([]) == {}
 
     with_tenants(test)
 
@@ -50,7 +50,10 @@ def test_a_change_leaves_the_other_limits_as_they_are() -> None:
         limits = await world.tenants.change("acme", {"max_usd": None})
         assert limits == Limits(weight=2.0, max_instances=4)
         assert await world.tenants.listed() == {"acme": limits}
-        assert await world.tenants.quotas(["acme", "rival", "acme"]) == {
+        assert {
+            name: one.of_queue()
+            for name, one in (await world.tenants.limits_of(["acme", "rival", "acme"])).items()
+        } == {
             "acme": Quota(weight=2.0, max_instances=4),
             "rival": Quota(),
         }
@@ -132,15 +135,19 @@ def test_a_replica_that_lost_its_lease_books_nothing() -> None:
 def test_a_quota_is_reached_by_either_measure() -> None:
     async def test(world: World) -> None:
         tenants = world.tenants
+
+        async def over() -> str | None:
+            return (await tenants.over_quota(await tenants.limits_of(["acme", "b"]))).get("acme")
+
         await tenants.book("acme", "job-1", {"rollout": Usage(busy_s=10.0, usd=1.0)})
-        assert await tenants.over_quota("acme") is None
+        assert await over() is None
         await tenants.change("acme", {"max_function_seconds": 10.5, "max_usd": 1.5})
-        assert await tenants.over_quota("acme") is None
+        assert await over() is None
         await tenants.change("acme", {"max_function_seconds": 10.0})
-        assert "10 function-seconds it may use in 2026-10" in str(await tenants.over_quota("acme"))
+        assert "10 function-seconds it may use in 2026-10" in str(await over())
         await tenants.change("acme", {"max_function_seconds": None, "max_usd": 1.0})
-        assert "1 USD it may spend in 2026-10" in str(await tenants.over_quota("acme"))
+        assert "1 USD it may spend in 2026-10" in str(await over())
         world.now_s = NOVEMBER
-        assert await tenants.over_quota("acme") is None
+        assert await over() is None
 
     with_tenants(test)
