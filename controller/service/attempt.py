@@ -46,7 +46,6 @@ from rlhfless.errors import (
     InternalError,
     RlhflessError,
     TransientError,
-    UserError,
     first_error,
 )
 from rlhfless.messages import FunctionName
