@@ -81,6 +81,24 @@ async def open_redis(
 
 
 @contextlib.asynccontextmanager
+async def beside(client: Redis) -> AsyncGenerator[Redis, None]:
+    """A client of the same Redis with connections of its own, for what must not wait behind others'
+    commands."""
+    pool = client.connection_pool
+    own = Redis.from_pool(
+        BlockingConnectionPool(
+            max_connections=CONNECTIONS,
+            connection_class=pool.connection_class,
+            **pool.connection_kwargs,
+        )
+    )
+    try:
+        yield own
+    finally:
+        await own.aclose()
+
+
+@contextlib.asynccontextmanager
 async def join_redis(folder: str) -> AsyncGenerator[Redis, None]:
     """A connected client of the server that keeps its data in ``folder``: of the one that runs, if
     one does, else of one that runs for as long as the client is open. Raises as ``open_redis``."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import uvicorn
 
 from controller.platforms.local_host import LocalHost, LocalOptions
-from controller.redis_server import open_redis
+from controller.redis_server import beside, open_redis
 from controller.service.accounting import Settling
 from controller.service.app import create_app
 from controller.service.driver import Driver
@@ -62,11 +62,12 @@ async def serve(
         await asyncio.to_thread(remove_old_logs, settings.file("logs"), machine, name)
         async with (
             open_redis(settings.file("redis"), redis_url, restart=True) as redis,
+            beside(redis) as apart,
             LocalHost(settings.file("logs", name), LocalOptions(niceness=NICENESS)) as local,
         ):
             service = Service(redis, settings, estimator)
             admin_key = await _first_key(service, own=redis_url is None)
-            leases = Leases(redis, name)
+            leases = Leases(apart, name)  # renewed in time, however much is asked of the API
             driver = Driver(service, local, leases)
             webhooks = WebhookSender(redis, service.registry, service.events, leases, settings)
             async with asyncio.TaskGroup() as group:

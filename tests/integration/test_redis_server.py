@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from controller.redis_server import CONNECTIONS, join_redis, open_redis, server_binary
+from controller.redis_server import CONNECTIONS, beside, join_redis, open_redis, server_binary
 from rlhfless.errors import CapacityError, ConflictError, UserError
 
 pytestmark = pytest.mark.slow
@@ -59,6 +59,19 @@ def test_more_commands_at_once_than_connections_wait(tmp_path: Path, given: bool
                 return await ask(same)
 
     assert asyncio.run(run()) == [None] * (2 * CONNECTIONS + 1)
+
+
+def test_a_client_beside_another_does_not_wait_for_its_commands(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with open_redis(str(tmp_path)) as redis, beside(redis) as apart:
+            waiting = [asyncio.create_task(redis.blpop("none")) for _ in range(CONNECTIONS)]
+            await asyncio.sleep(0.2)
+            assert await asyncio.wait_for(apart.incr("n"), 10) == 1
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(test())
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
