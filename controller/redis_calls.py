@@ -29,8 +29,9 @@ async def answer(command: Awaitable[Any]) -> Any:
             raise asyncio.CancelledError from error
         if isinstance(error, RlhflessError):  # of a transaction's own
             raise
-        # In a pipeline the text begins with the command, record and all.
+        # In a pipeline the text begins with the command, record and all, and is a tuple's.
         text = str(error).rpartition("caused error: ")[2]
+        text = text.removeprefix("('").removesuffix("',)")
         if isinstance(error, OutOfMemoryError) or "MISCONF" in text or "OOM" in text:
             raise CapacityError(
                 f"the job store cannot persist: {text}",
