@@ -41,6 +41,14 @@ def collect_job(store: ObjectStore, job: str) -> None:
             store.delete(name)
 
 
+def remove_job(store: ObjectStore, job: str) -> None:
+    """Remove all that an ended job has in the store. Repeating it is harmless. Blocks."""
+    collect_job(store, job)
+    for kind in ("samples", "checkpoints", "trackers"):
+        for name in store.list(f"{kind}/{job}", unfinished=True):
+            store.delete(name)
+
+
 def is_checkpoint(steps: int, every: int, total_steps: int) -> bool:
     """Whether the version after ``steps`` steps is saved with its training state: each
     ``every``-th, and the last."""

@@ -22,14 +22,14 @@ from controller.journal import Journal
 from controller.ledger import Usage
 from controller.redis_calls import answer
 from controller.service.lease import Leases
-from controller.service.registry import JobRecord
+from controller.service.records import JobRecord
 from controller.service.service import Service
 from controller.service.states import FINAL
 from rlhfless.errors import CapacityError, TransientError
 from rlhfless.messages import FunctionName
 
 SETTLE_EVERY_S = 5.0
-_UNSETTLED = "rlhfless:unsettled"
+UNSETTLED = "rlhfless:unsettled"
 _log = logging.getLogger(__name__)
 
 
@@ -58,7 +58,7 @@ class Accounting:
                 await asyncio.sleep(SAVE_EVERY_S)
                 await self._book()
 
-        await answer(self._service.redis.sadd(_UNSETTLED, self._record.id))
+        await answer(self._service.redis.sadd(UNSETTLED, self._record.id))
         async with asyncio.TaskGroup() as group:
             booking = group.create_task(book_often(), name="book-usage")
             try:
@@ -103,7 +103,7 @@ class Settling:
     async def settle(self) -> None:
         """Raises as ``controller.redis_calls.answer`` does."""
         service = self._service
-        members = await answer(service.redis.smembers(_UNSETTLED))
+        members = await answer(service.redis.smembers(UNSETTLED))
         for record in await service.registry.records(sorted(job.decode() for job in members)):
             if await self._leases.holder(record.id) is not None:
                 continue  # who drives it books, also when it has ended just now
@@ -112,4 +112,4 @@ class Settling:
             fresh = await service.tenants.book(record.tenant, record.id, usage)
             service.metrics.booked(fresh)
             if record.state in FINAL:
-                await answer(service.redis.srem(_UNSETTLED, record.id))
+                await answer(service.redis.srem(UNSETTLED, record.id))

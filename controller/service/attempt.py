@@ -33,8 +33,8 @@ from controller.service.events import JobEndedError, JobEvent
 from controller.service.job_control import JobControl
 from controller.service.lease import Lease, Leases
 from controller.service.log_keeper import tailing
+from controller.service.records import JobRecord, Setback
 from controller.service.refusals import as_told
-from controller.service.registry import JobRecord, Setback
 from controller.service.reporter import Reporter, announce
 from controller.service.samples import SampleKeeper
 from controller.service.service import Service
@@ -44,6 +44,7 @@ from rlhfless.errors import (
     CapacityError,
     ConflictError,
     InternalError,
+    NotFoundError,
     RlhflessError,
     TransientError,
     first_error,
@@ -292,8 +293,8 @@ class Attempt:
             return await change
         except LostLeaseError:
             raise
-        except ConflictError as conflict:
-            raise JobEndedError(f"job {self.job} has ended") from conflict
+        except (ConflictError, NotFoundError) as error:  # it may be removed as well
+            raise JobEndedError(f"job {self.job} has ended") from error
 
 
 def kinds(tenant: str, spec: JobSpec) -> dict[FunctionName, Hashable]:

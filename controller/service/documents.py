@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from controller.service.events import JobEvent
-from controller.service.registry import JobRecord
+from controller.service.records import JobRecord
 from controller.service.service import Service
 from controller.service.standing import Standing, forecast, progress, standings
 from controller.service.states import FINAL

@@ -25,7 +25,7 @@ from controller.service.attempt import Attempt
 from controller.service.job_control import JobControl, least_instances, most_instances
 from controller.service.lease import Leases
 from controller.service.queue import Candidate
-from controller.service.registry import JobRecord, read_record
+from controller.service.records import JobRecord, read_record
 from controller.service.reporter import Reached, read_reached
 from controller.service.service import Service
 from controller.service.shares import QueueState

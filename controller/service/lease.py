@@ -48,7 +48,7 @@ class Leases:
 
     async def acquire(self, job: str) -> Lease | None:
         """The lease on a job, with a fence newer than all before; None if somebody holds it."""
-        key = _lease_key(job)
+        key = lease_key(job)
         holder = f"{self._replica}/{uuid.uuid4().hex}"
 
         async def plan(pipe: Any) -> Fence | None:
@@ -72,7 +72,7 @@ class Leases:
     async def renew(self, lease: Lease) -> Lease:
         """The lease with its full time before it; one that ran out is taken back if nobody has
         taken it since. Raises ``LostLeaseError`` if somebody has."""
-        key = _lease_key(lease.job)
+        key = lease_key(lease.job)
 
         async def plan(pipe: Any) -> None:
             await check_fence(pipe, lease.job, lease.fence)
@@ -85,7 +85,7 @@ class Leases:
 
     async def release(self, lease: Lease) -> None:
         """Give the lease up; others need not wait until it runs out."""
-        key = _lease_key(lease.job)
+        key = lease_key(lease.job)
 
         async def plan(pipe: Any) -> None:
             if await pipe.get(key) == str(lease.fence).encode():
@@ -96,7 +96,7 @@ class Leases:
 
     async def holder(self, job: str) -> Fence | None:
         """Who holds the lease on a job now."""
-        held = await answer(self._redis.get(_lease_key(job)))
+        held = await answer(self._redis.get(lease_key(job)))
         return None if held is None else Fence.parse(held)
 
     @contextlib.asynccontextmanager
@@ -150,5 +150,5 @@ class Leases:
         return asyncio.get_running_loop().time() + self._ttl_s
 
 
-def _lease_key(job: str) -> str:
+def lease_key(job: str) -> str:
     return f"rlhfless:{{{job}}}:lease"

@@ -155,6 +155,14 @@ def file_ids(spec: Mapping[str, Any]) -> set[str]:
     return set(FILE_ID.findall(json.dumps(spec)))
 
 
+def checkpoint_job(spec: Mapping[str, Any]) -> str | None:
+    """The job with a checkpoint of which a stored job begins."""
+    model = spec.get("model")
+    path = model.get("path") if isinstance(model, dict) else None
+    found = _CHECKPOINT.fullmatch(path) if isinstance(path, str) else None
+    return found[1] if found else None
+
+
 def _refused(value: str, kind: Kind, param: str) -> UserError:
     return UserError(
         f"{value[:200]!r} names nothing that a job of the service can use",

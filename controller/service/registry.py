@@ -4,8 +4,12 @@
     rlhfless:{job}:secrets          string   what its spec masks, by path (JSON); goes a while after
                                              the job has ended
     rlhfless:jobs:open              set      jobs that have not ended
-    rlhfless:jobs:ended             set      ended jobs that were not cleaned up after
-                                             (``controller.service.tidying``)
+    rlhfless:{job}:users            set      open jobs whose model is a checkpoint of this one's
+    rlhfless:jobs:ended             set      "tenant job" of ended jobs that were not cleaned up
+                                             after (``controller.service.tidying``)
+    rlhfless:jobs:kept              sorted   "tenant job" of all ended jobs, by when they ended
+    rlhfless:jobs:removed           set      jobs of which something is left that is to go
+                                             (``controller.service.removal``)
     rlhfless:webhooks               set      jobs whose webhooks were not told all
                                              (``controller.service.webhook_sender``)
     rlhfless:tenant:<t>:jobs        sorted   the tenant's job ids, by id
@@ -23,8 +27,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -34,10 +36,32 @@ from redis.asyncio import Redis
 
 from controller.fencing import Fence, check_fence, fence_key
 from controller.redis_calls import answer
-from controller.service.events import JobEvent, add_to, end_in
+from controller.service.events import add_to, end_in
 from controller.service.names import check_tenant
+from controller.service.records import (
+    ENDED_JOBS,
+    KEPT_JOBS,
+    OPEN_JOBS,
+    WEBHOOK_JOBS,
+    Entry,
+    JobPage,
+    JobRecord,
+    Setback,
+    check_id,
+    jobs_key,
+    new_id,
+    open_key,
+    owned,
+    read_record,
+    record_key,
+    secrets_key,
+    state_event,
+    users_key,
+    write_record,
+)
+from controller.service.references import checkpoint_job
 from controller.service.states import FINAL, State, may_follow
-from rlhfless.errors import ConflictError, NotFoundError, UserError
+from rlhfless.errors import ConflictError, UserError
 
 MAX_LIMIT = 100
 """Jobs on one page."""
@@ -48,58 +72,6 @@ ONCE_FOR_S = 24 * 3600
 MAX_KEY_CHARS = 255
 MAX_OPEN = 1000
 """Jobs of a tenant that have not ended. Every replica looks at all open jobs twice a second."""
-WEBHOOK_JOBS = "rlhfless:webhooks"
-ENDED_JOBS = "rlhfless:jobs:ended"
-_OPEN = "rlhfless:jobs:open"
-_ID = re.compile(r"job-[0-9a-f]{28}")
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """When (Unix seconds) and why a job entered a state."""
-
-    at: float
-    reason: str | None = None
-
-
-class Setback(msgspec.Struct, frozen=True):
-    """An attempt at the job failed in a way that may pass: the next is made ``at`` (Unix seconds).
-    ``attempts``: so many have failed in a row without a step between."""
-
-    at: float
-    attempts: int
-    detail: str
-
-
-class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """``spec`` is the resolved job spec; ``entered`` the last time each state was entered;
-    ``error`` the problem document of a failure."""
-
-    id: str
-    tenant: str
-    spec: dict[str, Any]
-    created_at: float
-    state: State
-    entered: dict[State, Entry]
-    setback: Setback | None = None
-    error: dict[str, Any] | None = None
-
-    @property
-    def updated_at(self) -> float:
-        return self.entered[self.state].at
-
-    @property
-    def reason(self) -> str | None:
-        return self.entered[self.state].reason
-
-    def as_created(self) -> JobRecord:
-        """The record as its creation was answered."""
-        created = {"queued": Entry(self.created_at)}
-        return msgspec.structs.replace(self, state="queued", entered=created)
-
-
-class JobPage(msgspec.Struct, frozen=True):
-    data: list[JobRecord]
-    has_more: bool
 
 
 class _Once(msgspec.Struct, frozen=True):
@@ -107,7 +79,6 @@ class _Once(msgspec.Struct, frozen=True):
     sha256: str
 
 
-read_record = msgspec.json.Decoder(JobRecord).decode
 _decode_once = msgspec.json.Decoder(_Once).decode
 _encode = msgspec.json.encode
 
@@ -128,10 +99,11 @@ class Registry:
     ) -> JobRecord:
         """Accept a job. The same idempotency key and spec again give the first answer and no second
         job; the same key with another spec raises ``ConflictError``, and so does a job beyond
-        ``MAX_OPEN``. ``secrets`` are what the spec masks (``rlhfless.spec_secrets``)."""
+        ``MAX_OPEN``. ``secrets`` are what the spec masks (``rlhfless.spec_secrets``). Raises
+        ``NotFoundError`` if the job whose checkpoint it begins with was removed just now."""
         at = self._now()
         record = JobRecord(
-            id=_new_id(at),
+            id=new_id(at),
             tenant=check_tenant(tenant),
             spec=dict(spec),
             created_at=at,
@@ -141,6 +113,7 @@ class Registry:
         # Without a key of the caller's, one of ours: it tells a lost answer from a lost request.
         once = _once_key(tenant, record.id if idempotency_key is None else idempotency_key)
         digest = _digest(spec)
+        base = checkpoint_job(spec)
 
         async def plan(pipe: Any) -> JobRecord:
             if (raw := await pipe.get(once)) is not None:
@@ -151,37 +124,49 @@ class Registry:
                         param="Idempotency-Key",
                         hint="use a new key for a new job",
                     )
-                return read_record(await pipe.get(_record_key(used.job))).as_created()
-            if (num_open := await pipe.scard(_open_key(tenant))) >= MAX_OPEN:
+                raw = await pipe.get(record_key(used.job))
+                if raw is None or (made := read_record(raw)).removed:
+                    raise ConflictError(
+                        f"this idempotency key was used for the job {used.job}, which was deleted",
+                        param="Idempotency-Key",
+                        hint="use a new key for a new job",
+                    )
+                return made.as_created()
+            if base is not None:
+                owned(await pipe.get(record_key(base)), tenant, base, "model.path")
+            if (num_open := await pipe.scard(open_key(tenant))) >= MAX_OPEN:
                 raise ConflictError(
                     f"{num_open} jobs of your tenant have not ended, which is as many as may be",
                     hint="wait until some have ended, or cancel some",
                 )
             pipe.multi()
             pipe.set(once, _encode(_Once(record.id, digest)), ex=ONCE_FOR_S)
-            pipe.set(_record_key(record.id), _encode(record))
+            pipe.set(record_key(record.id), write_record(record))
             if secrets:
-                pipe.set(_secrets_key(record.id), _encode(secrets))
-            pipe.zadd(_jobs_key(tenant), {record.id: 0})
-            pipe.sadd(_OPEN, record.id)
-            pipe.sadd(_open_key(tenant), record.id)
+                pipe.set(secrets_key(record.id), _encode(secrets))
+            pipe.zadd(jobs_key(tenant), {record.id: 0})
+            pipe.sadd(OPEN_JOBS, record.id)
+            pipe.sadd(open_key(tenant), record.id)
+            if base is not None:
+                pipe.sadd(users_key(base), record.id)
             if spec.get("webhooks"):
                 pipe.sadd(WEBHOOK_JOBS, f"{tenant} {record.id}")
-            add_to(pipe, record.id, _state_event(record))
+            add_to(pipe, record.id, state_event(record))
             return record
 
-        created = await answer(self._redis.transaction(plan, once, value_from_callable=True))
+        watched = (once,) if base is None else (once, record_key(base))
+        created = await answer(self._redis.transaction(plan, *watched, value_from_callable=True))
         assert isinstance(created, JobRecord)
         return created
 
     async def get(self, tenant: str, job: str) -> JobRecord:
         """Raises ``NotFoundError``."""
-        _check_id(job)
-        return _owned(await answer(self._redis.get(_record_key(job))), tenant, job)
+        check_id(job)
+        return owned(await answer(self._redis.get(record_key(job))), tenant, job)
 
     async def secrets(self, job: str) -> dict[str, str]:
         """What the job's spec masks; for its driver alone."""
-        raw = await answer(self._redis.get(_secrets_key(job)))
+        raw = await answer(self._redis.get(secrets_key(job)))
         return {} if raw is None else msgspec.json.decode(raw, type=dict[str, str])
 
     async def listed(self, tenant: str, after: str | None = None, limit: int = 20) -> JobPage:
@@ -190,11 +175,12 @@ class Registry:
         if not 1 <= limit <= MAX_LIMIT:
             raise UserError(f"limit must be 1 to {MAX_LIMIT}, got {limit}", param="limit")
         if after is not None:
-            _check_id(after, param="after")
+            check_id(after, param="after")
         start = "+" if after is None else f"({after}"
-        found = self._redis.zrevrangebylex(_jobs_key(tenant), start, "-", 0, limit + 1)
+        found = self._redis.zrevrangebylex(jobs_key(tenant), start, "-", 0, limit + 1)
         ids = [id_.decode() for id_ in await answer(found)]
-        return JobPage(await self.records(ids[:limit]), len(ids) > limit)
+        records = await self.records(ids[:limit])
+        return JobPage([record for record in records if not record.removed], len(ids) > limit)
 
     async def open_jobs(self, tenant: str | None = None) -> list[JobRecord]:
         """The tenant's jobs (None: everybody's) that have not ended, oldest first."""
@@ -202,7 +188,7 @@ class Registry:
 
     async def stored_open_jobs(self, tenant: str | None = None) -> list[bytes]:
         """The same as they are stored, for whoever looks often (``read_record``)."""
-        key = _OPEN if tenant is None else _open_key(tenant)
+        key = OPEN_JOBS if tenant is None else open_key(tenant)
         ids = await answer(self._redis.smembers(key))
         return await self._stored(sorted(id_.decode() for id_ in ids))
 
@@ -300,26 +286,29 @@ class Registry:
         fence: Fence | None = None,
     ) -> JobRecord:
         """Replace a record by what ``change`` makes of it, and say so if its state is another."""
-        _check_id(job)
-        key = _record_key(job)
+        check_id(job)
+        key = record_key(job)
 
         async def plan(pipe: Any) -> JobRecord:
             if fence is not None:
                 await check_fence(pipe, job, fence)
-            record = _owned(await pipe.get(key), tenant, job)
+            record = owned(await pipe.get(key), tenant, job)
             changed = change(record)
             if changed is record:
                 return record
             pipe.multi()
-            pipe.set(key, _encode(changed))
+            pipe.set(key, write_record(changed))
             if changed.state in FINAL:
-                pipe.srem(_OPEN, job)
-                pipe.srem(_open_key(tenant), job)
+                pipe.srem(OPEN_JOBS, job)
+                pipe.srem(open_key(tenant), job)
                 pipe.sadd(ENDED_JOBS, f"{tenant} {job}")
-                pipe.expire(_secrets_key(job), SECRETS_AFTER_END_S)
+                pipe.zadd(KEPT_JOBS, {f"{tenant} {job}": changed.updated_at})
+                if (base := checkpoint_job(record.spec)) is not None:
+                    pipe.srem(users_key(base), job)
+                pipe.expire(secrets_key(job), SECRETS_AFTER_END_S)
                 end_in(pipe, job)
             if changed.entered != record.entered:
-                add_to(pipe, job, _state_event(changed))
+                add_to(pipe, job, state_event(changed))
             return changed
 
         transaction = self._redis.transaction(plan, key, fence_key(job), value_from_callable=True)
@@ -328,63 +317,20 @@ class Registry:
         return changed
 
     async def records(self, ids: list[str]) -> list[JobRecord]:
-        """Those that there are, whoever's they are."""
+        """Those that there are, whoever's they are, and removed ones as long as something of them
+        is left."""
         return [read_record(raw) for raw in await self._stored(ids)]
 
     async def _stored(self, ids: list[str]) -> list[bytes]:
         if not ids:
             return []
-        found = await answer(self._redis.mget([_record_key(id_) for id_ in ids]))
+        found = await answer(self._redis.mget([record_key(id_) for id_ in ids]))
         return [raw for raw in found if raw is not None]
-
-
-def _check_id(job: str, param: str | None = None) -> None:
-    if not _ID.fullmatch(job):
-        raise NotFoundError(f"there is no job {job[:80]!r}", param=param)
-
-
-def _owned(raw: bytes | None, tenant: str, job: str) -> JobRecord:
-    record = read_record(raw) if raw is not None else None
-    if record is None or record.tenant != tenant:
-        raise NotFoundError(f"there is no job {job!r}")
-    return record
-
-
-def _state_event(record: JobRecord) -> JobEvent:
-    message = record.state if record.reason is None else f"{record.state}: {record.reason}"
-    data = {"state": record.state, "reason": record.reason}
-    return JobEvent(
-        type="state",
-        message=message,
-        level="error" if record.state == "failed" else "info",
-        data=data,
-    )
-
-
-def _new_id(at: float) -> str:
-    """Milliseconds, so that ids sort by age, and 64 random bits, so that none is guessed."""
-    return f"job-{int(at * 1000):012x}{secrets.token_hex(8)}"
 
 
 def _digest(spec: Mapping[str, Any]) -> str:
     canonical = json.dumps(spec, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _record_key(job: str) -> str:
-    return f"rlhfless:{{{job}}}:record"
-
-
-def _secrets_key(job: str) -> str:
-    return f"rlhfless:{{{job}}}:secrets"
-
-
-def _jobs_key(tenant: str) -> str:
-    return f"rlhfless:tenant:{tenant}:jobs"
-
-
-def _open_key(tenant: str) -> str:
-    return f"rlhfless:tenant:{tenant}:open"
 
 
 def _once_key(tenant: str, key: str) -> str:

@@ -35,6 +35,8 @@ class Settings:
     """Of unpacked inputs of jobs kept in the folder; those not used for longest go first."""
     max_running_jobs: int = 32
     """Jobs that this replica drives at once."""
+    keep_days: float | None = None
+    """Jobs that ended longer ago are removed with all they left; None: kept for ever."""
     default_limits: Limits = field(default_factory=Limits)
     """Of a tenant that has none of its own."""
     library: str | None = None

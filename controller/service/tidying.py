@@ -13,14 +13,14 @@ from functools import partial
 
 from controller.garbage import collect_job
 from controller.redis_calls import answer
-from controller.service.registry import ENDED_JOBS
+from controller.service.records import ENDED_JOBS
+from controller.service.removal import LET_GO_S, clear_away, remove_old
 from controller.service.service import Service
-from rlhfless.errors import CapacityError, TransientError
+from rlhfless.errors import CapacityError, NotFoundError, TransientError
 
 FILES_EVERY_S = 24 * 3600.0
 JOBS_EVERY_S = 600.0
-AFTER_S = 600.0
-"""A job's driver, and its functions, have let go of it so long after its end."""
+REMAINS_EVERY_S = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -28,7 +28,12 @@ async def tidying(service: Service) -> None:
     """Until it is cancelled."""
     async with asyncio.TaskGroup() as group:
         group.create_task(_often(service.files.sweep, FILES_EVERY_S), name="tidy-files")
-        group.create_task(_often(partial(clean_up, service), JOBS_EVERY_S), name="tidy-jobs")
+        for name, work, every_s in (
+            ("jobs", clean_up, JOBS_EVERY_S),
+            ("old-jobs", remove_old, JOBS_EVERY_S),
+            ("remains", clear_away, REMAINS_EVERY_S),
+        ):
+            group.create_task(_often(partial(work, service), every_s), name=f"tidy-{name}")
 
 
 async def clean_up(service: Service, now: Callable[[], float] = time.time) -> int:
@@ -37,8 +42,12 @@ async def clean_up(service: Service, now: Callable[[], float] = time.time) -> in
     cleaned = 0
     for member in sorted(await answer(service.redis.smembers(ENDED_JOBS))):
         tenant, _, job = member.decode().partition(" ")
-        record = await service.registry.get(tenant, job)
-        if now() - record.updated_at < AFTER_S:
+        try:
+            record = await service.registry.get(tenant, job)
+        except NotFoundError:  # it was removed meanwhile, and all of it goes
+            await answer(service.redis.srem(ENDED_JOBS, member))
+            continue
+        if now() - record.updated_at < LET_GO_S:
             continue
         await asyncio.to_thread(collect_job, service.objects, job)
         await answer(service.redis.srem(ENDED_JOBS, member))

@@ -29,7 +29,8 @@ from controller.redis_calls import answer
 from controller.service.events import START, Events, JobEvent
 from controller.service.fanout import Fanout
 from controller.service.lease import Leases
-from controller.service.registry import WEBHOOK_JOBS, Registry
+from controller.service.records import WEBHOOK_JOBS
+from controller.service.registry import Registry
 from controller.service.settings import Settings
 from controller.service.states import FINAL
 from rlhfless.errors import (

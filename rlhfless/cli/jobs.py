@@ -1,4 +1,4 @@
-"""``rlhfless list``, ``show``, ``cancel``, ``pause``, ``resume``."""
+"""``rlhfless list``, ``show``, ``cancel``, ``pause``, ``resume``, ``delete``."""
 
 from __future__ import annotations
 
@@ -59,6 +59,21 @@ def steer(
         print_json(job)
     else:
         typer.echo(f"{job.id} is {job.state}")
+
+
+def delete_job(name: str, sure: bool, as_json: bool) -> None:
+    """Without ``sure`` it asks first."""
+    with connect() as client:
+        job = client.jobs.find(name)
+        if not sure:
+            left = f"{job.name}, {job.state}, {_steps(job.progress)} steps"
+            question = f"delete {job.id} ({left}) with its weights, samples and logs?"
+            typer.confirm(question, abort=True, err=True)
+        client.jobs.delete(job)
+    if as_json:
+        print_json(job)
+    else:
+        typer.echo(f"{job.id} is deleted")
 
 
 def _states(text: str | None) -> tuple[str, ...]:

@@ -68,6 +68,13 @@ def serve(
         str | None,
         typer.Option(metavar="DIR", help="Models, datasets and rewards that every job may name."),
     ] = None,
+    keep_days: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            help="Remove jobs, with all they left, that ended longer ago. Default: keep them.",
+        ),
+    ] = None,
     allow_url: Annotated[
         list[str] | None,
         typer.Option(
@@ -97,6 +104,7 @@ def serve(
                 instances=instances,
                 patience=patience,
                 library=library,
+                keep_days=keep_days,
                 allow_urls=allow_url or (),
                 log_level=log_level,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class Wishes:
     instances: int | None
     patience: float
     library: str | None
+    keep_days: float | None
     allow_urls: Sequence[str]
     log_level: str
 
@@ -57,6 +59,7 @@ def serve_here(wishes: Wishes) -> None:
         instances=wishes.instances or max(LEAST_INSTANCES, 4 * (os.cpu_count() or 1)),
         patience_instance_s=wishes.patience,
         library=_library(wishes.library),
+        keep_days=_days(wishes.keep_days),
         allowed_urls=tuple(wishes.allow_urls),
     )
     redis_url = os.environ.get("REDIS_URL")
@@ -88,6 +91,12 @@ def _level(name: str) -> int:
         known = "debug, info, warning, error"
         raise UserError(f"there is no log level {name!r}", hint=f"one of {known}")
     return levels[name.upper()]
+
+
+def _days(given: float | None) -> float | None:
+    if given is not None and not 0 < given < math.inf:
+        raise UserError(f"jobs cannot be kept for {given:g} days", param="--keep-days")
+    return given
 
 
 def _library(given: str | None) -> str | None:

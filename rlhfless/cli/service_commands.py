@@ -37,6 +37,7 @@ def register(app: typer.Typer) -> None:
         cancel,
         pause,
         resume,
+        delete,
         usage,
         metrics,
         rollouts,
@@ -164,6 +165,21 @@ def resume(
         given = {"max_usd": max_usd, "max_function_seconds": max_function_seconds}
         budget = {name: value for name, value in given.items() if value is not None}
         steer(job, "resume", as_json, budget or None)
+
+
+def delete(
+    job: SubmittedJob,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Remove a job that has ended, with all it left: weights, samples, metrics, logs."""
+    from rlhfless.cli.errors import reporting
+
+    with reporting(verbose):
+        from rlhfless.cli.jobs import delete_job
+
+        delete_job(job, yes, as_json)
 
 
 def usage(

@@ -12,7 +12,7 @@ from rlhfless.client.download import downloaded
 from rlhfless.client.finding import found
 from rlhfless.client.flows import Flow, Items, Pause
 from rlhfless.client.methods import Driver, Methods, answers, yields
-from rlhfless.client.requests import PAGE, get, pages, path, post, stream
+from rlhfless.client.requests import PAGE, delete, get, pages, path, post, stream
 from rlhfless.errors import TransientError
 from rlhfless.spec import JobSpec
 
@@ -66,6 +66,12 @@ class Jobs(Methods[Driver]):
         """Let a paused job go on; ``budget`` has the fields of that section that are to change."""
         body = None if budget is None else {"budget": dict(budget)}
         return post(rest.Job, _path(job, "resume"), body)
+
+    @answers
+    def delete(self, job: JobOrId) -> Flow[None]:
+        """Remove a job that has ended, with all it left. Raises ``ConflictError`` if it has not, or
+        if one of its checkpoints is the model of a job that has not."""
+        return delete(_path(job))
 
     @answers
     def wait(self, job: JobOrId, timeout_s: float | None = None) -> Flow[rest.Job]:

@@ -1,4 +1,4 @@
-"""Jobs: submit, list, look at, cancel, pause, resume."""
+"""Jobs: submit, list, look at, cancel, pause, resume, delete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from controller.service.documents import job_document, job_documents, new_document
 from controller.service.http import read_model
-from controller.service.registry import JobRecord
+from controller.service.records import JobRecord
+from controller.service.removal import remove
 from controller.service.routes.common import (
     After,
     IdempotencyKey,
@@ -56,6 +57,11 @@ def router(service: Service) -> APIRouter:
     @routes.get("/{job}")
     async def one(job: str, key: Reader) -> rest.Job:
         return await job_document(service, await registry.get(key.tenant, job))
+
+    @routes.delete("/{job}")
+    async def delete(job: str, key: Submitter) -> rest.Job:
+        """Delete a job that has ended, with all it left; what it was is the answer."""
+        return await job_document(service, await remove(service.redis, key.tenant, job))
 
     @routes.post("/{job}/cancel", response_model=rest.Job)
     async def cancel(

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from controller.service.library import PREFIX
 from controller.service.paging import part_after
-from controller.service.registry import JobRecord
+from controller.service.records import JobRecord
 from controller.service.routes.common import After, Limit, Reader
 from controller.service.service import Service
 from rlhfless import rest

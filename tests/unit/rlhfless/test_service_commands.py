@@ -146,6 +146,20 @@ def test_a_job_is_steered(service: Pretend, how: str) -> None:
     assert "it has ended" in rl(how, "other", code=2).stderr
 
 
+def test_a_job_is_deleted_by_whoever_is_sure(service: Pretend) -> None:
+    def deleted() -> list[str]:
+        return [one.url.path for one in service.requests if one.method == "DELETE"]
+
+    asked = CliRunner().invoke(app, ["delete", THIRD], input="n\n")
+    assert asked.exit_code == 1
+    assert f"delete {THIRD} (twin, succeeded, 1/3 steps)" in asked.stderr
+    assert deleted() == []
+    assert CliRunner().invoke(app, ["delete", THIRD], input="y\n").exit_code == 0
+    assert rl("delete", "--yes", THIRD).stdout == f"{THIRD} is deleted\n"
+    assert lines(rl("delete", "-y", THIRD, "--json"))[0]["id"] == THIRD
+    assert deleted() == [f"/v1/jobs/{THIRD}"] * 3
+
+
 def test_a_job_resumes_with_more_money(service: Pretend) -> None:
     service.answers["resume"] = lambda _: document(**job(2))
     rl("resume", "other", "--max-usd", "7")

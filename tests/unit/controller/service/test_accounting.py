@@ -8,7 +8,7 @@ from controller.job_store import JobStore
 from controller.ledger import Usage
 from controller.service.accounting import Accounting, Settling
 from controller.service.lease import Lease, Leases
-from controller.service.registry import JobRecord
+from controller.service.records import JobRecord
 from tests.support.service_api import SPEC, Api, with_api
 
 

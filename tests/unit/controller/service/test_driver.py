@@ -12,7 +12,7 @@ from controller.platforms.local_host import LocalHost
 from controller.service import driver
 from controller.service.driver import LEND_AFTER_S, Driver, candidate
 from controller.service.lease import Leases
-from controller.service.registry import JobRecord, read_record
+from controller.service.records import JobRecord, read_record
 from controller.service.reporter import Reached
 from controller.service.service import Service
 from controller.service.settings import Settings

@@ -11,7 +11,8 @@ from controller.job_store import JobStore
 from controller.journal import StepRecord
 from controller.service.events import Events, JobEndedError, JobEvent
 from controller.service.lease import Leases
-from controller.service.registry import JobRecord, Registry, Setback
+from controller.service.records import JobRecord, Setback
+from controller.service.registry import Registry
 from controller.service.states import State
 from rlhfless.errors import ConflictError, NotFoundError, UserError
 

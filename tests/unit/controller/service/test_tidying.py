@@ -9,9 +9,10 @@ from pathlib import Path
 
 import fakeredis
 
+from controller.service.removal import LET_GO_S
 from controller.service.service import Service
 from controller.service.settings import Settings
-from controller.service.tidying import AFTER_S, clean_up, remove_old_logs
+from controller.service.tidying import clean_up, remove_old_logs
 
 KINDS = {"weights", "batches", "results", "kv", "checkpoints", "samples"}
 
@@ -35,7 +36,7 @@ def test_of_ended_jobs_stays_what_they_made(tmp_path: Path) -> None:
         assert await clean_up(service) == 0  # its driver may not have let go of it
 
         def later() -> float:
-            return time.time() + AFTER_S
+            return time.time() + LET_GO_S
 
         assert await clean_up(service, later) == 1
         assert kinds_of(service, ended) == {"checkpoints", "samples"}

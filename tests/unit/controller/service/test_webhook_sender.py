@@ -11,7 +11,8 @@ from controller.service import webhook_sender
 from controller.service.events import Events, JobEvent
 from controller.service.fanout import Fanout
 from controller.service.lease import Leases
-from controller.service.registry import WEBHOOK_JOBS, Registry
+from controller.service.records import WEBHOOK_JOBS
+from controller.service.registry import Registry
 from controller.service.settings import Settings
 from controller.service.webhook_sender import WebhookSender
 from rlhfless.spec_secrets import split

@@ -78,6 +78,8 @@ def test_a_job_and_its_files(tmp_path: Path, job_file: str) -> None:
             if job is not None:
                 assert (await client.jobs.find(name)).id == job.id
         for job in (made, again):
+            with pytest.raises(ConflictError, match="only jobs that have ended"):
+                await client.jobs.delete(job)
             assert (await client.jobs.cancel(job)).state == "cancelled"
         assert (await client.jobs.wait(made)).state == "cancelled"
         told = [event async for event in client.jobs.events(made)]
@@ -85,6 +87,8 @@ def test_a_job_and_its_files(tmp_path: Path, job_file: str) -> None:
         assert told == paged
         assert [event.data["state"] for event in told] == ["queued", "cancelled"]
         assert [e async for e in client.jobs.events(made, after=told[0].id)] == told[1:]
+        await client.jobs.delete(made)
+        assert [job.id async for job in client.jobs.list()] == [again.id]
         await client.files.delete(files[0])
         with pytest.raises(NotFoundError):
             await client.files.get(files[0])
