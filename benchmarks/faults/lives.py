@@ -95,9 +95,7 @@ class Lives:
             await watching
             steering.cancel()
         ended = await client.jobs.get(job.id)
-        life.wrong += await asyncio.to_thread(
-            lambda: list(self._weights.wrong(ended, life.variant))
-        )
+        life.wrong += await asyncio.to_thread(self._weights.checked, ended, life.variant)
 
     async def _watched(self, life: Life, client: AsyncClient, job: str) -> None:
         """Every event until the job has ended."""

@@ -1,6 +1,5 @@
 """The weight versions that a job made: one a step, each by its own call and on top of the one
-before, with an optimizer that has counted as many steps. Looked at as soon as the job has ended:
-the service removes them when nobody needs them any more."""
+before, with an optimizer that has counted as many steps. Looked at as soon as the job has ended."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 
 from safetensors.numpy import load
 
+from controller.garbage import collect_job
 from rlhfless import rest
 from rlhfless.objects import ObjectStore
 from rlhfless.versions import Manifest, read_manifest, version_folder, versions
@@ -29,8 +29,14 @@ class Weights:
             if len(weights) > 1
         ]
 
-    def wrong(self, job: rest.Job, variant: int) -> Iterator[str]:
-        """Of a job that has just ended, in words. Blocks."""
+    def checked(self, job: rest.Job, variant: int) -> list[str]:
+        """What is wrong with those of a job that has just ended, in words; then they are removed,
+        as the service does in ten minutes, or the disk would fill by itself. Blocks."""
+        wrong = list(self._wrong(job, variant))
+        collect_job(self._objects, job.id)
+        return wrong
+
+    def _wrong(self, job: rest.Job, variant: int) -> Iterator[str]:
         steps = job.progress.steps_done
         found = versions(self._objects, job.id)
         wanted = list(range(1, steps + 1))
