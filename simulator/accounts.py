@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from controller.ledger import Ledger, Span
@@ -64,7 +64,7 @@ class Accounts:
                 usd_spot=_plus(use.usd_spot, _usd(grant, seconds, True)),
                 **{field: getattr(use, field) + seconds * max(1, accelerators)},
             )
-        return {function: found[function] for function in sorted(found)}
+        return {function: _beside(found[function], found) for function in sorted(found)}
 
     def spans(self, begin_s: float, end_s: float) -> tuple[InstanceSpan, ...]:
         """What lies in a window, cut to it."""
@@ -112,6 +112,23 @@ def _usd(grant: Grant | None, seconds: float, spot: bool | None) -> float | None
             return None
         total += price * count * seconds / 3600
     return total
+
+
+def _beside(use: Use, uses: Mapping[FunctionName, Use]) -> Use:
+    """A function's use; on the host's CPUs it costs nothing beside accelerators of a known price,
+    and nobody knows what beside others."""
+    if use.accelerators:
+        return use
+    return replace(
+        use,
+        usd=_if_known(use.usd, (each.usd for each in uses.values())),
+        usd_on_demand=_if_known(use.usd_on_demand, (each.usd_on_demand for each in uses.values())),
+        usd_spot=_if_known(use.usd_spot, (each.usd_spot for each in uses.values())),
+    )
+
+
+def _if_known(usd: float | None, others: Iterable[float | None]) -> float | None:
+    return None if None in others else usd
 
 
 def _plus(total: float | None, more: float | None) -> float | None:

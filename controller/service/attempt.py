@@ -47,6 +47,7 @@ from rlhfless.errors import (
     NotFoundError,
     RlhflessError,
     TransientError,
+    UserError,
     first_error,
 )
 from rlhfless.messages import FunctionName
@@ -63,6 +64,8 @@ ATTEMPTS: dict[type[RlhflessError], float] = {
 somebody makes some."""
 LONGEST_WAIT_S = 60.0
 DEFECT_PAUSE_S = 5.0
+FAULT = "Error in the job"
+"""Title of a failure that the job's owner can mend."""
 _log = logging.getLogger(__name__)
 
 
@@ -236,6 +239,8 @@ class Attempt:
         if self._is_final(error):
             problem = known.to_problem()
             problem.pop("trace", None)
+            if problem["title"] == UserError.title:  # nobody sent a request
+                problem["title"] = FAULT
             await self._move("failed", known.detail, error=problem)
             return
         attempts = self._failures()

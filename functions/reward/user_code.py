@@ -73,13 +73,26 @@ def load(target: str) -> tuple[Callable[..., Any], str]:
         function = getattr(function, part, None)
     path = getattr(module, "__file__", None) or ""
     if function is None:
-        defined = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        defined = _defined(module)
         near = difflib.get_close_matches(name, defined, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(defined) or 'none'}"
         raise UserCodeError(f"is not in {place}: there is no function {name!r}", hint=hint)
     if not callable(function):
         raise UserCodeError(f"is no function: {name!r} in {place} is a {type(function).__name__}")
     return function, path
+
+
+def _defined(module: types.ModuleType) -> list[str]:
+    """Names of its functions, or of those of modules inside it; not of what it imports from
+    elsewhere, nor of what is private."""
+    inside = f"{module.__name__}."
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isroutine(value)
+        and not name.startswith("_")
+        and f"{value.__module__}.".startswith(inside)
+    ]
 
 
 def _load_file(path: str) -> types.ModuleType:

@@ -166,3 +166,16 @@ def test_the_trace_begins_with_the_users_file(tmp_path: Path) -> None:
     assert trace.splitlines()[1].endswith('rewards.py", line 4, in f')
     assert "user_code.py" not in trace
     assert trace.rstrip().endswith("ValueError: deep")
+
+
+def test_a_function_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+    _write(tmp_path, "def helps(**_): ...", "helpers.py")
+    code = (
+        "from typing import Any\nfrom json import loads\nfrom helpers import helps\n"
+        "class Table: ...\ndef _inner(): ...\ndef shortest(**_: Any): ...\ndef exact(**_): ...\n"
+    )
+    target = _write(tmp_path, code)
+    for name, hint in (("f", "it has: shortest, exact"), ("exakt", "did you mean 'exact'?")):
+        with pytest.raises(UserCodeError) as told:
+            RewardCallable(target.removesuffix("f") + name)
+        assert told.value.hint == hint

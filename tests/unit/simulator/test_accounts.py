@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from controller.ledger import Ledger
@@ -70,3 +72,19 @@ def test_spans_are_cut_to_the_window() -> None:
         ("cold", 2.0, 4.0),
         ("busy", 4.0, 6.0),
     ]
+
+
+def test_what_the_hosts_processors_cost_is_unknown_beside_accelerators_without_a_price() -> None:
+    ledger = Ledger()
+    ledger.started("reward-1", "reward", 0.0)
+    ledger.started("rollout-1", "rollout", 0.0)
+    priced = grant(1)
+    [(node, count)] = priced.parts
+    pool = dataclasses.replace(node.pool, on_demand_usd_per_hour=None)
+    parts = ((dataclasses.replace(node, pool=pool), count),)
+    free = dataclasses.replace(priced, parts=parts)
+    holdings = {"reward-1": [Holding(0.0, None)], "rollout-1": [Holding(0.0, free)]}
+    uses = Accounts(ledger, holdings, [Segment(0.0, 9.0, 1.0)], 9.0).usage()
+    for use in uses.values():
+        assert (use.usd, use.usd_on_demand) == (None, None)
+    assert uses["reward"].usd_spot == 0.0

@@ -36,6 +36,7 @@ def test_an_estimate_is_that_of_the_command_line_with_a_frontier() -> None:
         assert fast < slow
         assert dear is not None and cheap is not None and dear > cheap
     assert found.wall_s >= points[0][0]
+    assert found.functions["reward"].usd == 0
     for point in found.frontier:
         assert point.settings.keys() == {WEIGHT, INSTANCES}
         assert 1 <= point.settings[INSTANCES] <= 4

@@ -237,6 +237,28 @@ def parsed(stream: str) -> list[dict[str, Any]]:
     return found
 
 
+def test_a_redis_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.service.routes.health.READY_WITHIN_S", 0.05)
+
+    async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await until.wait()
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(hang, "127.0.0.1", 0)
+        redis = Redis(port=server.sockets[0].getsockname()[1])  # without a limit of its own
+        transport = httpx.ASGITransport(app(redis))
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            assert (await client.get("/readyz")).status_code == 503
+        until.set()
+        await redis.aclose()
+        server.close()
+        await server.wait_closed()
+
+    until = asyncio.Event()
+    asyncio.run(main())
+
+
 def test_the_document_describes_the_body_of_a_job() -> None:
     document = app(fakeredis.FakeAsyncRedis()).openapi()
     body = document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]

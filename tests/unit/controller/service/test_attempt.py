@@ -12,6 +12,7 @@ from controller.service.attempt import Attempt
 from controller.service.job_control import JobControl
 from controller.service.lease import Leases
 from controller.service.states import State
+from rlhfless.errors import NotFoundError, UserError, from_problem
 from rlhfless.spec import JobSpec
 from tests.support.service_api import SPEC, Api, with_api
 
@@ -81,5 +82,26 @@ def test_a_job_that_stops_ends_as_it_is_wanted_now(
             control.ask(None)
         await attempt._ended(stopped(reason))
         assert (await registry.get("acme", job)).state == ends
+
+    with_api(test)
+
+
+@pytest.mark.parametrize(
+    ("error", "title"),
+    [
+        (UserError("reward 'f' raised ValueError"), "Error in the job"),
+        (NotFoundError("there is no file"), "Not found"),
+    ],
+)
+def test_a_job_that_failed_is_no_invalid_request(
+    error: UserError, title: str, tmp_path: Path
+) -> None:
+    async def test(api: Api) -> None:
+        attempt = await attempt_at(api, tmp_path)
+        await attempt._failed(error)
+        record = await api.service.registry.get("acme", attempt.job)
+        assert record.error is not None
+        assert (record.state, record.error["title"]) == ("failed", title)
+        assert type(from_problem(record.error)) is type(error)  # the command line exits by it
 
     with_api(test)
