@@ -25,7 +25,7 @@ export function jobsView(main, signal) {
       "div",
       { class: "head" },
       h("h1", {}, "Jobs"),
-      h("a", { class: "button main", href: "#/submit" }, "Submit a job"),
+      h("a", { class: "button main changes", href: "#/submit" }, "Submit a job"),
     ),
     refused,
     list,
@@ -81,8 +81,12 @@ export function jobsView(main, signal) {
 
 function nothingYet() {
   return emptyBox("No job has been submitted yet.", [
-    h("a", { href: "#/submit" }, "Submit one"),
-    ": the quick start takes a minute.",
+    h(
+      "span",
+      { class: "changes" },
+      h("a", { href: "#/submit" }, "Submit one"),
+      ": the quick start takes a minute.",
+    ),
   ]);
 }
 

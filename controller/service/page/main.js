@@ -5,13 +5,14 @@ import { following } from "./connection.js";
 import { say } from "./dom.js";
 import { announce } from "./notices.js";
 import { startRouter } from "./router.js";
-import { key, session, signOut } from "./session.js";
+import { allow, key, session, signOut } from "./session.js";
 import { startTheme } from "./theme.js";
 import { jobsView } from "./jobs.js";
 import { jobView } from "./job/page.js";
 import { signInView } from "./sign_in.js";
 import { submitView } from "./submit/page.js";
 
+const AGAIN_MS = 2000;
 const at = (id) => document.getElementById(id);
 const views = { "sign-in": signInView, jobs: jobsOrJob, submit: submitView };
 
@@ -29,15 +30,21 @@ function needingKey(view) {
 
 let tenantOf = null;
 
-/** Whose key this is, in the page's head. */
+/** Whose key this is, in the page's head, and what it may do. */
 async function showAccount() {
   at("pages").hidden = at("sign-out").hidden = !key();
   if (!key()) say(at("tenant"), "");
   if (!key() || tenantOf === key()) return;
   const asked = (tenantOf = key());
   const tenant = await get("v1/tenant").catch(() => null);
-  if (asked === key() && tenant) say(at("tenant"), `${tenant.name} (${tenant.scope})`);
-  if (!tenant) tenantOf = null;
+  if (asked !== key()) return;
+  if (tenant) {
+    say(at("tenant"), `${tenant.name} (${tenant.scope})`);
+    allow(tenant.scope);
+  } else {
+    tenantOf = null;
+    setTimeout(showAccount, AGAIN_MS);
+  }
 }
 
 startTheme(at("theme"));

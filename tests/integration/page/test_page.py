@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from controller.service.events import JobEvent
+from controller.service.keys import Scope
 from rlhfless import rest
 from tests.support.browser import Watched
 from tests.support.page_answers import HOSTILE, STEPS, TABS, Answers, Open, answering
@@ -49,6 +50,58 @@ def test_a_key_that_is_revoked_leads_back_to_the_form(
     service.do(lambda parts: parts.keys.revoke(tenant, id_))
     tab.page.get_by_label("API key").wait_for()
     tab.page.get_by_text("Signed out:").wait_for()
+
+
+@pytest.mark.parametrize("scope", ["read", "submit"])
+def test_only_what_the_key_may_do_is_offered(
+    opened: Open, service: Served, tenant: str, make_job: Callable[..., str], scope: Scope
+) -> None:
+    job = make_job("running")
+    tab = opened(signed_in=False)
+    page = tab.page
+    tab.sign_in(service.do(lambda parts: parts.keys.create(tenant, "other", scope))[1])
+    page.get_by_text(f"({scope})").wait_for()
+    offered = {
+        "#/jobs": [("link", "Submit"), ("link", "Submit a job")],
+        f"#/jobs/{job}": [("button", "Pause"), ("button", "Cancel job")],
+        f"#/jobs/{job}/spec": [("button", "Use for a new job")],
+        "#/submit": [("button", "Submit job"), ("button", "Quick start")],
+    }
+    for reloaded in (False, True):
+        for place, controls in offered.items():
+            tab.open(place)
+            if reloaded:
+                page.reload()
+            page.locator("main h1").wait_for()
+            for role, name in controls:
+                control = page.get_by_role(role, name=name, exact=True)
+                if scope == "submit":
+                    control.wait_for()
+                else:
+                    assert not control.is_visible(), (place, name)
+    assert page.get_by_text("may look at jobs").is_visible() == (scope == "read")
+    make_job()
+    tab.open("#/jobs")
+    page.get_by_role("row").nth(2).wait_for()  # they are shown all the same
+
+
+def test_without_jobs_only_who_may_submit_is_told_to(
+    opened: Open, service: Served, tenant: str
+) -> None:
+    tab = opened(signed_in=False)
+    tab.sign_in(service.do(lambda parts: parts.keys.create(tenant, "other", "read"))[1])
+    tab.page.get_by_text("No job has been submitted yet.").wait_for()
+    assert not tab.page.get_by_role("link", name="Submit one").is_visible()
+
+
+def test_a_tenant_that_cannot_be_told_is_asked_for_again(opened: Open, key: str) -> None:
+    tab = opened(signed_in=False)
+    failing = "**/v1/tenant"
+    tab.page.route(failing, lambda route: route.fulfill(status=503, json={"title": "away"}))
+    tab.sign_in(key)
+    assert not tab.page.get_by_role("link", name="Submit a job").is_visible()
+    tab.page.unroute(failing)
+    tab.page.get_by_role("link", name="Submit a job").wait_for()
 
 
 def test_the_list_of_jobs_follows_what_happens(

@@ -139,7 +139,7 @@ def test_axe_finds_nothing(
     tab.open("")
     tab.page.get_by_label("API key").wait_for()
     look("sign in")
-    tab.sign_in(service.do(lambda parts: parts.keys.create(tenant, "axe", "read"))[1])
+    tab.sign_in(service.do(lambda parts: parts.keys.create(tenant, "axe", "submit"))[1])
     tab.page.get_by_text(failed).wait_for()
     look("jobs")
     for name in ["jobs/nothing", "submit", f"jobs/{failed}", *(f"jobs/{job}/{t}" for t in TABS)]:

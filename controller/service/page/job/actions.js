@@ -21,7 +21,7 @@ export function actionButtons(model, signal) {
   };
   model.addEventListener("job", show, { signal });
   show();
-  return h("div", { class: "actions" }, buttons.pause, buttons.resume, buttons.cancel, refused);
+  return h("div", { class: "actions changes" }, buttons.pause, buttons.resume, buttons.cancel, refused);
 
   function show() {
     const may = allowed(model.job.state);

@@ -14,7 +14,7 @@ export function specTab(place, model) {
     h(
       "div",
       { class: "row" },
-      h("button", { type: "button", onclick: again }, "Use for a new job"),
+      h("button", { type: "button", class: "changes", onclick: again }, "Use for a new job"),
       h("span", { class: "soft" }, "Secrets are masked: write them again."),
     ),
     h("pre", { class: "code", tabindex: "0", "aria-label": "Job spec" }, text),

@@ -2,7 +2,7 @@
 
 import { address, get, newIdempotencyKey, post } from "../api.js";
 import { fill, h } from "../dom.js";
-import { announce, attempt, loading, problemBox } from "../notices.js";
+import { announce, attempt, emptyBox, loading, problemBox } from "../notices.js";
 import { attachments } from "./attachments.js";
 import { draft, keepDraft } from "./draft.js";
 import { estimateView } from "./estimate.js";
@@ -54,8 +54,16 @@ export function submitView(main, _, signal) {
     main,
     h("h1", {}, "Submit a job"),
     h(
+      "div",
+      { class: "reads-only" },
+      emptyBox(
+        "Your key may look at jobs, and not submit any.",
+        "An administrator can give you one with the scope submit.",
+      ),
+    ),
+    h(
       "form",
-      { class: "submit", onsubmit: submit },
+      { class: "submit changes", onsubmit: submit },
       h(
         "div",
         { class: "row" },
