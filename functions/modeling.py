@@ -54,7 +54,7 @@ def load_base(ref: ModelRef, device: torch.device | str = "cpu") -> Any:
         raise UserError(
             f"unknown dtype {ref.dtype}", param="model.dtype", hint=f"one of {', '.join(_DTYPES)}"
         )
-    _check_config(ref.path)
+    model_config(ref.path)
     try:
         with _loading:
             model, info = AutoModelForCausalLM.from_pretrained(
@@ -81,7 +81,8 @@ def load_base(ref: ModelRef, device: torch.device | str = "cpu") -> Any:
     return model.eval()
 
 
-def _check_config(path: str) -> None:
+def model_config(path: str) -> Any:
+    """The configuration of a causal language model. Raises ``UserError`` if there is none."""
     if not os.path.isdir(path) and (os.path.isabs(path) or path.startswith(".")):
         raise UserError(f"there is no model folder {path}", param="model.path")
     try:
@@ -99,6 +100,7 @@ def _check_config(path: str) -> None:
             f"{path} is no causal language model, but {', '.join(architectures)}",
             param="model.path",
         )
+    return config
 
 
 def _first_line(error: BaseException) -> str:

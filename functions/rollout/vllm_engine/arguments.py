@@ -1,0 +1,41 @@
+"""From a job's wishes to vLLM's arguments."""
+
+from __future__ import annotations
+
+from vllm.config import WeightTransferConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from functions.rollout.vllm_engine.plugin import BACKEND
+from rlhfless.engines import EngineOptions
+from rlhfless.messages import ModelRef
+
+CPU_KV_BYTES = 1 << 30
+"""For keys and values on a CPU where the job does not say; vLLM takes 4 GiB and more."""
+
+
+def engine_arguments(ref: ModelRef, options: EngineOptions, accelerator: str) -> AsyncEngineArgs:
+    cpu = accelerator == "cpu"
+    arguments = AsyncEngineArgs(
+        model=ref.path,
+        dtype=ref.dtype,
+        seed=0,
+        skip_tokenizer_init=True,  # tokens in, tokens out
+        logprobs_mode="processed_logprobs",  # of the distribution sampled from
+        tensor_parallel_size=options.tensor_parallel,
+        enable_prefix_caching=True,
+        enforce_eager=cpu,
+        distributed_executor_backend="uni" if options.tensor_parallel == 1 else "mp",
+        weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+        disable_log_stats=False,
+        generation_config="vllm",  # what a request does not say is nobody else's to decide
+    )
+    kv_bytes = options.kv_cache_bytes or (CPU_KV_BYTES if cpu else 0)
+    if kv_bytes:
+        arguments.kv_cache_memory_bytes = kv_bytes
+    if options.max_batch:
+        arguments.max_num_seqs = options.max_batch
+    if options.lora_rank:
+        arguments.enable_lora = True
+        arguments.max_lora_rank = options.lora_rank
+        arguments.max_loras = 1
+    return arguments
