@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from controller.platforms.base import Deployment
+from rlhfless.engines import PLAIN, EngineOptions
 from rlhfless.spec import JobSpec
 
 
@@ -19,6 +20,18 @@ def deployments(spec: JobSpec) -> list[Deployment]:
             idle_timeout_s=math.inf if holds else section.idle_timeout_s,
             accelerator=section.accelerator,
             price_usd_per_hour=section.price_usd_per_hour,
+            engine=_engine(spec) if name == "rollout" else PLAIN,
         )
         for name in spec.functions()
     ]
+
+
+def _engine(spec: JobSpec) -> EngineOptions:
+    lora = spec.training.lora.rank if spec.training.trainable == "lora" else 0
+    return EngineOptions(
+        name=spec.rollout.engine,
+        tensor_parallel=spec.rollout.tensor_parallel,
+        kv_cache_bytes=round(spec.rollout.kv_cache_gib * 2**30),
+        max_batch=spec.rollout.max_batch,
+        lora_rank=lora,
+    )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from functions.inbox import Inbox
+from rlhfless.engines import PLAIN, EngineOptions
 from rlhfless.messages import Frame, Request, SteerRequest
 from rlhfless.objects import ObjectStore
 
@@ -21,11 +22,13 @@ StopReason = Literal["abort", "deadline", "drain"]
 
 @dataclass(frozen=True)
 class FunctionConfig:
-    """What an instance is given at start. ``workdir`` is scratch space that goes with it."""
+    """What an instance is given at start. ``workdir`` is scratch space that goes with it;
+    ``engine`` is for rollout."""
 
     threads: int = 1
     accelerator: str = "cpu"
     workdir: str = "."
+    engine: EngineOptions = PLAIN
 
 
 @dataclass

@@ -26,6 +26,7 @@ import uvicorn
 from functions.context import Function, FunctionConfig
 from functions.shell import Shell, create_app
 from rlhfless import lifeline
+from rlhfless.engines import EngineOptions
 from rlhfless.errors import RlhflessError, UserError
 from rlhfless.messages import FUNCTION_NAMES, FunctionName
 
@@ -41,7 +42,8 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
     ``socket`` is a Unix socket's path; empty means ``host`` and ``port``. ``log`` is the file that
     stdout and stderr go to (empty: leave them). ``home`` and ``lifeline_fd`` tie the instance to
     its controller (``rlhfless.lifeline``); an instance without them stands alone. ``niceness``: how
-    far it stands back for other processes that want to compute, 0 to 19.
+    far it stands back for other processes that want to compute, 0 to 19. ``engine``: JSON of
+    ``EngineOptions``.
     """
 
     function: FunctionName
@@ -54,6 +56,7 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: str = "cpu"
     concurrency: int = 1
     workdir: str = "."
+    engine: str = "{}"
     grace_s: float = DRAIN_GRACE_S
     log: str = ""
     home: str = ""
@@ -130,7 +133,10 @@ def _load(config: HostConfig) -> Function:
     os.makedirs(config.workdir, exist_ok=True)
     function: Function = create(
         FunctionConfig(
-            threads=config.threads, accelerator=config.accelerator, workdir=config.workdir
+            threads=config.threads,
+            accelerator=config.accelerator,
+            workdir=config.workdir,
+            engine=msgspec.json.decode(config.engine, type=EngineOptions),
         )
     )
     return function

@@ -22,3 +22,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int = 0
     max_batch: int = 0
     lora_rank: int = 0
+
+
+PLAIN = EngineOptions()
+"""Of what has no wishes."""

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from rlhfless.engines import PLAIN, EngineOptions
 from rlhfless.messages import AnyFrame, FunctionName, Request, SteerRequest
 
 InstanceState = Literal["cold", "idle", "busy", "stopping"]
@@ -18,7 +19,8 @@ InstanceState = Literal["cold", "idle", "busy", "stopping"]
 
 @dataclass(frozen=True)
 class Deployment:
-    """How instances of one function are run. ``concurrency``: calls an instance serves at once."""
+    """How instances of one function are run. ``concurrency``: calls an instance serves at once;
+    ``engine``: of rollout instances."""
 
     function: FunctionName
     max_instances: int = 1
@@ -27,6 +29,7 @@ class Deployment:
     idle_timeout_s: float = 60.0
     accelerator: str = "cpu"
     price_usd_per_hour: float | None = None
+    engine: EngineOptions = PLAIN
 
 
 @dataclass(frozen=True)

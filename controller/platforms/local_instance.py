@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 import httpx
+import msgspec
 
 from controller.platforms.base import Deployment, Instance, InstanceState
 from controller.platforms.local_logs import tail
@@ -140,6 +141,7 @@ class LocalInstance:
                 "threads": self.deployment.threads,
                 "accelerator": self.deployment.accelerator,
                 "concurrency": self.deployment.concurrency,
+                "engine": msgspec.json.encode(self.deployment.engine).decode(),
                 "workdir": self._workdir,
                 "grace_s": self._terms.grace_s,
                 "log": self.log,

@@ -114,6 +114,7 @@ def alike(one: Pool, other: Pool) -> bool:
         and mine.concurrency == theirs.concurrency
         and mine.threads == theirs.threads
         and mine.accelerator == theirs.accelerator
+        and mine.engine == theirs.engine
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -10,6 +11,8 @@ from functions.context import CallContext, Function, FunctionConfig, Handler
 from functions.modeling import device_for
 from functions.rollout.engine import Engine
 from functions.rollout.transformers_engine import TransformersEngine
+from functions.rollout.vllm_engine.environment import prepare_environment
+from rlhfless.errors import UserError
 from rlhfless.messages import Frame, PrefillRequest, Request, RolloutRequest
 
 
@@ -38,4 +41,25 @@ class Rollout:
 
 def create(config: FunctionConfig) -> Function:
     torch.set_num_threads(config.threads)
-    return Rollout(TransformersEngine(device_for(config.accelerator)))
+    return Rollout(_engine(config))
+
+
+def _engine(config: FunctionConfig) -> Engine:
+    options = config.engine
+    on_gpu = config.accelerator != "cpu"
+    if options.name == "vllm" or (options.name == "auto" and on_gpu and _has_vllm()):
+        if not _has_vllm():
+            raise UserError(
+                "vLLM is not installed where rollout runs",
+                param="rollout.engine",
+                hint="pip install 'rlhfless[vllm]', or set rollout.engine: transformers",
+            )
+        prepare_environment(config.accelerator, config.threads)
+        from functions.rollout.vllm_engine.engine import VllmEngine  # imports vLLM: seconds
+
+        return VllmEngine(options, config.accelerator)
+    return TransformersEngine(device_for(config.accelerator))
+
+
+def _has_vllm() -> bool:
+    return importlib.util.find_spec("vllm") is not None

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from rlhfless.engines import EngineName
 from rlhfless.spec_sections.base import NonNegative, Positive, Section
 
 
@@ -39,6 +40,19 @@ class RolloutSpec(FunctionSpec):
     a single token."""
     max_batch: NonNegative = 0
     """Samples decoded together by one instance; 0: as many as fit."""
+    engine: EngineName = "auto"
+    """``vllm``, ``transformers``, or ``auto``: vLLM where it is installed and ``accelerator`` is a
+    GPU, transformers otherwise."""
+    tensor_parallel: Positive = 1
+    """GPUs of one instance that share the model; needs vLLM."""
+    kv_cache_gib: float = Field(default=0.0, ge=0)
+    """vLLM's memory for keys and values, on each GPU; 0: what the weights leave (on a CPU: 1)."""
+
+    @model_validator(mode="after")
+    def _engine(self) -> Self:
+        if self.engine == "transformers" and self.tensor_parallel > 1:
+            raise ValueError("tensor_parallel above 1 needs the engine vllm")
+        return self
 
 
 class ReferenceSpec(FunctionSpec):

@@ -236,7 +236,7 @@ class Generation:
     def _left(self, delta: Delta) -> None:
         sample = delta.key
         self._sending[sample] = self._rows.pop(sample)
-        if delta.end in ("stop", "length"):
+        if delta.end is not None and delta.end != "abort":
             self._ended.append((sample, delta.end))
         elif sample not in self._releasing:
             self._handed_back.append(sample)

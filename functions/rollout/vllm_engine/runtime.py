@@ -13,7 +13,7 @@ import queue
 import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from vllm import SamplingParams, TokensPrompt
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -25,6 +25,7 @@ from functions.rollout.vllm_engine.stats import EngineStats, StatsLogger
 from rlhfless.errors import CapacityError, TransientError
 
 _T = TypeVar("_T")
+End: TypeAlias = Literal["stop", "length", "abort"]
 STOP_S = 1.0
 
 
@@ -38,7 +39,7 @@ class Delta:
     tokens: Sequence[int] = ()
     logprobs: Sequence[float] = ()
     cached: int = 0
-    end: str | None = None
+    end: End | None = None
     error: BaseException | None = None
 
 

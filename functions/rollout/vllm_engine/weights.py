@@ -1,8 +1,8 @@
 """Versions of a job's weights, pulled by vLLM's workers from the object store.
 
-A ``WeightTransferEngine`` (vLLM's interface for trainers): each worker reads the version itself and
-takes its part. vLLM keeps weights in other layouts than checkpoints do, fused and packed, so a layer
-is loaded whole or not at all: what a version does not hold comes from the model's own files.
+A ``WeightTransferEngine`` (vLLM's interface for trainers): each worker reads the version itself
+and takes its part. vLLM keeps weights in other layouts than checkpoints do, fused and packed, so a
+layer is loaded whole or not at all: what a version does not hold comes from the model's own files.
 """
 
 from __future__ import annotations
