@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast fuzz lint format types bench docs clean
+.PHONY: help install demo test test-fast test-vllm fuzz lint format types bench docs clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -27,6 +27,20 @@ test: install ## Run all tests
 
 test-fast: install ## Run the tests that start no real job
 	$(BIN)/python -m pytest -m "not slow"
+
+VLLM_VENV ?= .venv-vllm
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
+
+# A venv of its own: vLLM wants older transformers and FastAPI than we do.
+$(VLLM_INSTALLED): pyproject.toml constraints.txt tests/vllm/requirements.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tests/vllm/requirements.txt
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+test-vllm: $(VLLM_INSTALLED) ## Install vLLM's CPU build (3 GB) and run the tests that need it
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm
 
 FUZZ_SECONDS ?= 60
 

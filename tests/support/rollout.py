@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from functions.context import CallContext
+from functions.rollout.engine import Engine
 from functions.rollout.transformers_engine import TransformersEngine
 from rlhfless.messages import (
     CallInfo,
@@ -128,7 +129,7 @@ def make_context(store: str = "memory://", seconds: float = 60.0) -> CallContext
 
 def generate(
     request: RolloutRequest,
-    engine: TransformersEngine | None = None,
+    engine: Engine | None = None,
     context: CallContext | None = None,
 ) -> Outcome:
     engine = engine or TransformersEngine(torch.device("cpu"))
