@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from scaling.drafting import best_length, expected_tokens
 from simulator.roofline import PREFILL_CHUNK, EngineCost
 from simulator.roofline.operators import Array, X
 
@@ -29,9 +30,7 @@ class Drafting:
 
     def yields(self, drafted: int) -> float:
         """Expected tokens of a row in an iteration."""
-        if self.acceptance >= 1:
-            return drafted + 1.0
-        return (1 - self.acceptance ** (drafted + 1)) / (1 - self.acceptance)
+        return expected_tokens(self.acceptance, drafted)
 
 
 class DraftedEngine(EngineCost):
@@ -44,10 +43,10 @@ class DraftedEngine(EngineCost):
 
     def best(self, rows: int, context_tokens: float) -> tuple[int, float]:
         """Draft tokens for a batch, and the tokens an iteration then yields for each row."""
-        numbers = range(self._drafting.tokens + 1)
-        found = min(
-            numbers,
-            key=lambda k: self._engine.decode_s(rows, context_tokens, k) / self._drafting.yields(k),
+        found = best_length(
+            lambda k: self._engine.decode_s(rows, context_tokens, k),
+            self._drafting.acceptance,
+            self._drafting.tokens,
         )
         return found, self._drafting.yields(found)
 
