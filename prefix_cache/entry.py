@@ -29,7 +29,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 _MAGIC = b"RLHF-KV%d" % FORMAT
 _HEAD = struct.Struct("<8sII")
 _ALIGN = 64
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
 
 
 class BadEntryError(Exception):
@@ -53,7 +53,8 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """Describes an entry to whoever finds it."""
+    """Describes an entry to whoever finds it. ``dtype`` uint8: bytes as another engine has them
+    (``blocks``)."""
 
     key: str
     identity: KvIdentity
