@@ -34,4 +34,5 @@ def _engine(spec: JobSpec) -> EngineOptions:
         kv_cache_bytes=round(spec.rollout.kv_cache_gib * 2**30),
         max_batch=spec.rollout.max_batch,
         lora_rank=lora,
+        kv_store=spec.scheduling.prefix_cache,
     )

@@ -168,7 +168,8 @@ class RolloutDone(Frame, frozen=True, kw_only=True):
 
     Of the engine: ``max_batch`` samples together at most, whose keys and values hold
     ``kv_capacity`` tokens; 0: not known. It stores and loads them at ``kv_token_bytes`` bytes a
-    token; 0: it does not.
+    token; 0: it does not. It does so in whole blocks of ``kv_block_tokens`` tokens; 0: where the
+    cuts are.
     """
 
     unfinished: list[int] = []
@@ -191,3 +192,4 @@ class RolloutDone(Frame, frozen=True, kw_only=True):
     max_batch: int = 0
     kv_capacity: int = 0
     kv_token_bytes: int = 0
+    kv_block_tokens: int = 0
