@@ -16,8 +16,8 @@ _OURS = "rlhfless"
 
 
 class Place(msgspec.Struct, frozen=True):
-    """``publish``: what is not in the object store ``store`` yet is put there. ``call`` is who asks;
-    what was moved is told to ``address`` (``receipts``)."""
+    """``publish``: what is not in the object store ``store`` yet is put there. ``call`` is who
+    asks; what was moved is told to ``address`` (``receipts``)."""
 
     store: str
     identity: KvIdentity

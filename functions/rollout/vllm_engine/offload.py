@@ -24,7 +24,7 @@ CPU_HOST_BYTES = 256 << 20
 GPU_HOST_BYTES = 4 << 30
 """Of main memory, for blocks on their way between accelerator and object store."""
 LEAST_CHUNKS = 16
-_SHARED_MEMORY = "/dev/shm"  # where vLLM has them
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108  where vLLM has them
 _SHARE = 4
 """Of the shared memory that is free, an instance takes one part in so many at most."""
 _LEAST_BYTES = 16 << 20

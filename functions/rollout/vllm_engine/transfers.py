@@ -46,8 +46,8 @@ class Threads:
 
 @dataclass
 class Job(Generic[T]):
-    """``parts`` are to be done, ``done`` are. Guarded by ``lock``; a part moves bytes from or to the
-    engine's memory under it, and only while not ``given_up``."""
+    """``parts`` are to be done, ``done`` are. Guarded by ``lock``; a part moves bytes from or to
+    the engine's memory under it, and only while not ``given_up``."""
 
     parts: Collection[T]
     begun_s: float = field(default_factory=time.monotonic)
