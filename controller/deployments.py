@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from controller.platforms.base import Deployment
-from rlhfless.engines import PLAIN, EngineOptions
+from rlhfless.engines import PLAIN, DraftingOptions, EngineOptions
 from rlhfless.spec import JobSpec
 
 
@@ -28,11 +28,13 @@ def deployments(spec: JobSpec) -> list[Deployment]:
 
 def _engine(spec: JobSpec) -> EngineOptions:
     lora = spec.training.lora.rank if spec.training.trainable == "lora" else 0
+    drafting = spec.rollout.drafting
     return EngineOptions(
         name=spec.rollout.engine,
         tensor_parallel=spec.rollout.tensor_parallel,
         kv_cache_bytes=round(spec.rollout.kv_cache_gib * 2**30),
         max_batch=spec.rollout.max_batch,
         lora_rank=lora,
+        drafting=None if drafting is None else DraftingOptions(**drafting.model_dump()),
         kv_store=spec.scheduling.prefix_cache,
     )

@@ -21,6 +21,8 @@ class RolloutStats:
     prefill_loaded: int = 0
     prefill_reused: int = 0
     prefill_saved: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     kv_bytes: int = 0
     weights_pull_s: float = 0.0
     weights_bytes: int = 0
@@ -36,6 +38,8 @@ class RolloutStats:
         self.prefill_loaded += done.prefill_loaded
         self.prefill_reused += done.prefill_reused
         self.prefill_saved += done.prefill_saved
+        self.draft_tokens += done.draft_tokens
+        self.accepted_tokens += done.accepted_tokens
         self.kv_bytes += done.kv_loaded_bytes + done.kv_published_bytes
         self.weights_pull_s = max(self.weights_pull_s, done.weights_pull_s)
         self.weights_bytes += done.weights_bytes

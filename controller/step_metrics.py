@@ -88,10 +88,21 @@ def step_metrics(spec: JobSpec, facts: StepFacts) -> dict[str, float]:
         "prefill/tokens_saved": stats.prefill_saved,
         "prefill/kv_bytes": stats.kv_bytes,
         **_hit_shares(stats),
+        **_drafting(stats),
         "weights/pulled_bytes": stats.weights_bytes,
         "tokens_per_s": sum(lengths) / times.step_s if times.step_s > 0 else 0.0,
     }
     return finite(metrics)
+
+
+def _drafting(stats: RolloutStats) -> dict[str, float]:
+    if not stats.draft_tokens:
+        return {}
+    return {
+        "drafting/draft_tokens": stats.draft_tokens,
+        "drafting/accepted_tokens": stats.accepted_tokens,
+        "drafting/acceptance": stats.accepted_tokens / stats.draft_tokens,
+    }
 
 
 def _hit_shares(stats: RolloutStats) -> dict[str, float]:

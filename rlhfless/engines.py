@@ -24,7 +24,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     The rest is vLLM's. ``kv_cache_bytes``: for keys and values (0: what is left of the memory vLLM
     takes); ``max_batch``: samples together (0: vLLM decides); ``lora_rank``: of the job's adapters
-    (0: it trains none); ``kv_store``: whether it can store and load keys and values of prefixes.
+    (0: it trains none); ``kv_store``: whether it can store and load keys and values of prefixes;
+    ``drafting``: None for none; ``greedy``: no request samples, all have temperature 0.
     """
 
     name: EngineName = "auto"
@@ -33,6 +34,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 0
     lora_rank: int = 0
     kv_store: bool = True
+    drafting: DraftingOptions | None = None
+    greedy: bool = False
 
 
 PLAIN = EngineOptions()

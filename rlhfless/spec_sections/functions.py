@@ -26,6 +26,19 @@ class FunctionSpec(Section):
     """Price of one held instance; None: unknown, and so is the job's cost."""
 
 
+class DraftingSpec(Section):
+    """Speculative decoding: tokens are guessed from the sample's own text, its siblings' and
+    earlier responses, and verified together."""
+
+    max_tokens: int = Field(default=8, gt=0, le=64)
+    """Draft tokens of a sample and iteration at most; fewer or none in a full batch."""
+    memory_mib: int = Field(default=128, ge=1, le=4096)
+    """Memory for the text that drafts are taken from, in each of the engine's workers."""
+    free_tokens: float = Field(default=0.0, ge=0)
+    """Tokens that an iteration verifies in about the time of one: the larger, the more drafts in a
+    full batch. 0: measured."""
+
+
 class RolloutSpec(FunctionSpec):
     """Generation."""
 
@@ -47,11 +60,15 @@ class RolloutSpec(FunctionSpec):
     """GPUs of one instance that share the model; needs vLLM."""
     kv_cache_gib: float = Field(default=0.0, ge=0)
     """vLLM's memory for keys and values, on each GPU; 0: what the weights leave (on a CPU: 1)."""
+    drafting: DraftingSpec | None = None
+    """Speculative decoding; needs vLLM and a GPU. Default: none."""
 
     @model_validator(mode="after")
     def _engine(self) -> Self:
         if self.engine == "transformers" and self.tensor_parallel > 1:
             raise ValueError("tensor_parallel above 1 needs the engine vllm")
+        if self.engine == "transformers" and self.drafting is not None:
+            raise ValueError("drafting needs the engine vllm")
         return self
 
 

@@ -163,8 +163,9 @@ class RolloutDone(Frame, frozen=True, kw_only=True):
     the object store and ``prefill_reused`` from the instance's memory, ``prefill_saved`` were
     spared in all (sharing within the call included). ``prefill_s`` is without ``kv_load_s`` and
     ``kv_publish_s``; bytes are those that were moved. ``context_tokens`` sums, over the
-    ``iterations``, the tokens all rows attended to. ``kv_loads``: segments that were loaded. Times
-    in seconds.
+    ``iterations``, the tokens all rows attended to. Of ``draft_tokens`` that were verified,
+    ``accepted_tokens`` are among those generated. ``kv_loads``: segments that were loaded. Times in
+    seconds.
 
     Of the engine: ``max_batch`` samples together at most, whose keys and values hold
     ``kv_capacity`` tokens; 0: not known. It stores and loads them at ``kv_token_bytes`` bytes a
@@ -182,6 +183,8 @@ class RolloutDone(Frame, frozen=True, kw_only=True):
     decode_s: float = 0.0
     iterations: int = 0
     context_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     kv_loads: int = 0
     kv_load_s: float = 0.0
     kv_loaded_bytes: int = 0
