@@ -28,6 +28,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
     max_batch: int = 0
     kv_capacity: int = 0
     kv_token_bytes: int = 0
+    kv_block_tokens: int = 0
 
 
 class PolicyState(msgspec.Struct, frozen=True):
@@ -186,4 +187,5 @@ def engine_limits(stats: RolloutStats, known: EngineLimits) -> EngineLimits:
         max_batch=min(done.max_batch for done in told),
         kv_capacity=min(done.kv_capacity for done in told),
         kv_token_bytes=told[-1].kv_token_bytes,
+        kv_block_tokens=told[-1].kv_block_tokens,
     )

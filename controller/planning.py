@@ -16,7 +16,7 @@ from typing import Any
 from controller.collector import Sample
 from controller.dataset import Position
 from controller.job import Prompt, Surroundings
-from controller.learning import PolicyState
+from controller.learning import EngineLimits, PolicyState
 from controller.rollout_stats import RolloutStats
 from prefix_cache.plan import PrefixPlan, plan_prefixes
 from prefix_cache.segments import PrefixCosts
@@ -127,7 +127,7 @@ def plan_rollout(
         [forecasts[prompt.key] for prompt in prompts],
         [len(prompt.tokens) for prompt in prompts],
     )
-    tree = _tree(spec, prompts)
+    tree = _tree(spec, prompts, state.engine)
     load_s = _loads(spec, prompts, cost, state)
     most = spec.rollout.max_instances if max_actors is None else max_actors
     situation = Situation(
@@ -192,11 +192,18 @@ def _loads(
         return {}
     loads = {}
     for group, prompt in enumerate(prompts):
-        tokens = len(prompt.tokens)
+        length = len(prompt.tokens)
+        tokens = _storable(length, state.engine)
         load_s = cost.kv_load_s(tokens * token_bytes)
-        if load_s < cost.prefill_s(tokens, calls=0):
-            loads[group] = load_s
+        if tokens and load_s < cost.prefill_s(tokens, calls=0):
+            loads[group] = load_s + cost.prefill_s(length - tokens, calls=0)
     return loads
+
+
+def _storable(length: int, engine: EngineLimits) -> int:
+    """Of a prompt's tokens, those that the engine could store."""
+    block = engine.kv_block_tokens
+    return (length - 1) // block * block if block else length
 
 
 def _stored(
@@ -220,11 +227,14 @@ def _stored(
     }
 
 
-def _tree(spec: JobSpec, prompts: Sequence[Prompt]) -> PrefixTree | None:
-    """What prompts have in common; None where they share nothing."""
+def _tree(spec: JobSpec, prompts: Sequence[Prompt], engine: EngineLimits) -> PrefixTree | None:
+    """What prompts have in common, as far as the engine can share it; None where they share
+    nothing."""
     if not _shares_prefixes(spec):
         return None
-    return build_tree([prompt.tokens for prompt in prompts], spec.scheduling.block_tokens)
+    # The last token is in no node.
+    bodies = [prompt.tokens[: _storable(len(prompt.tokens), engine) + 1] for prompt in prompts]
+    return build_tree(bodies, max(spec.scheduling.block_tokens, engine.kv_block_tokens))
 
 
 def _segments(tree: PrefixTree | None) -> dict[int, tuple[tuple[int, int], ...]]:

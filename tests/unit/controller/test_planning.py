@@ -1,5 +1,7 @@
 """What a rollout's plan says of itself."""
 
+from msgspec.structs import replace
+
 from controller.collector import Sample
 from controller.dataset import Row
 from controller.job import Prompt
@@ -74,3 +76,18 @@ def test_computed_and_saved_are_what_the_samples_needed() -> None:
         stats.add(RolloutDone(prefill_computed=2, prefill_saved=798, prefill_loaded=198))
     stats.add_prefill(PrefillDone(tokens_computed=99))
     assert stats.prefill_computed + stats.prefill_saved == 1600
+
+
+def test_an_engine_that_stores_whole_blocks_is_asked_for_no_other() -> None:
+    spread = {"strategy": "custom", "assignment": "random", "scale_actors": False}
+    whole = replace(STATE.engine, kv_block_tokens=128)
+    found = plan(make_spec(scheduling=spread), replace(STATE, engine=whole)).prefixes
+    assert found is not None
+    assert {end for cuts in found.cuts for end in cuts} == {384}
+    # Prompts of 401 tokens fill no block of 512.
+    larger = replace(STATE.engine, kv_block_tokens=512)
+    short = plan(make_spec(scheduling=spread), replace(STATE, engine=larger))
+    assert short.prefixes is not None
+    assert not short.prefixes.load
+    assert not any(short.prefixes.cuts)
+    assert not short.load_s
