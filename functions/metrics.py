@@ -3,16 +3,37 @@ one process do not meet."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
 
 from functions.execution import Execution
+from functions.readings import Reading
 from rlhfless.messages import Frame, FunctionName, PrefillDone, RolloutDone, Tokens
+
+_Family: TypeAlias = GaugeMetricFamily | CounterMetricFamily | SummaryMetricFamily
+_FAMILIES: dict[str, type[_Family]] = {
+    "gauge": GaugeMetricFamily,
+    "counter": CounterMetricFamily,
+    "summary": SummaryMetricFamily,
+}
 
 
 class Metrics:
-    """Names begin with ``rlhfless_``; every series carries the label ``function``."""
+    """Names begin with ``rlhfless_``; every series carries the label ``function``. ``readings``:
+    what the function's own code tells."""
 
-    def __init__(self, function: FunctionName) -> None:
+    def __init__(
+        self, function: FunctionName, readings: Callable[[], Sequence[Reading]] | None = None
+    ) -> None:
         self._registry = CollectorRegistry()
         self._function = function
 
@@ -28,6 +49,8 @@ class Metrics:
             "rlhfless_calls_in_flight", "Calls now", ("function",), registry=self._registry
         )
         self._in_flight.labels(function).set(0)
+        if readings is not None:
+            self._registry.register(_Readings(function, readings))
 
     def began(self) -> None:
         self._in_flight.labels(self._function).inc()
@@ -56,3 +79,28 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
+
+
+class _Readings(Collector):
+    """Asked at every scrape."""
+
+    def __init__(self, function: str, readings: Callable[[], Sequence[Reading]]) -> None:
+        self._function = function
+        self._readings = readings
+
+    def describe(self) -> list[Metric]:
+        return []  # so that nobody is asked at registration
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, _Family] = {}
+        for reading in self._readings():
+            name = f"rlhfless_{reading.name}"
+            if name not in families:
+                labels = ["function", *reading.labels]
+                families[name] = _FAMILIES[reading.kind](name, reading.text, labels=labels)
+            family, values = families[name], [self._function, *reading.labels.values()]
+            if isinstance(family, SummaryMetricFamily):
+                family.add_metric(values, reading.count, reading.value)
+            else:
+                family.add_metric(values, reading.value)
+        yield from families.values()

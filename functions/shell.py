@@ -29,6 +29,7 @@ from fastapi.responses import JSONResponse
 from functions.context import CallContext, Function, Handler
 from functions.execution import Execution
 from functions.metrics import Metrics
+from functions.readings import Measured
 from functions.results import RecentResults, open_store, result_name, stored_first
 from functions.steering import Steering
 from functions.streaming import Answer, FrameStream
@@ -70,7 +71,9 @@ class Shell:
     _num_answers: int = 0
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(self.name)
+        function = self.function
+        told = function.readings if isinstance(function, Measured) else None
+        self.metrics = Metrics(self.name, told)
         self._idle = asyncio.Event()
         self._idle.set()
         self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="call")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from functions.context import CallContext, Function, FunctionConfig, Handler
 from functions.modeling import device_for
+from functions.readings import Measured, Reading
 from functions.rollout.engine import Engine
 from functions.rollout.transformers_engine import TransformersEngine
 from functions.rollout.vllm_engine.environment import prepare_environment
@@ -35,6 +36,9 @@ class Rollout:
         context.load_s += self._engine.ensure(request.model, context.store).load_s
         yield self._engine.prefill(request, context)
 
+    def readings(self) -> Sequence[Reading]:
+        return self._engine.readings() if isinstance(self._engine, Measured) else ()
+
     def close(self) -> None:
         self._engine.close()
 
@@ -57,7 +61,7 @@ def _engine(config: FunctionConfig) -> Engine:
         prepare_environment(config.accelerator, config.threads)
         from functions.rollout.vllm_engine.engine import VllmEngine  # imports vLLM: seconds
 
-        return VllmEngine(options, config.accelerator)
+        return VllmEngine(options, config.accelerator, config.workdir)
     return TransformersEngine(device_for(config.accelerator))
 
 

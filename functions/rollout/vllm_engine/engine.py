@@ -1,87 +1,91 @@
 """The vLLM engine: an ``Engine`` on vLLM's AsyncLLM, for GPUs; on CPUs it is tested.
 
-Several calls may run at once; vLLM batches them. Weights are brought to a version in place, through
-vLLM's weight-transfer interface (``weights``). What other calls have under way is ended first, with
-its tokens, and handed back by them, so that no response mixes versions.
+Several calls may run at once; vLLM batches them. The weights are brought to a version in place
+(``updating``). What other calls have under way is ended first, with its tokens, and handed back by
+them, so that no response mixes versions.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
 from functions.context import CallContext
 from functions.modeling import PullStats, model_config
+from functions.readings import Reading
 from functions.rollout.engine import RolloutFrame
 from functions.rollout.request import check_roster
 from functions.rollout.roster import Roster
 from functions.rollout.vllm_engine.arguments import engine_arguments
 from functions.rollout.vllm_engine.generation import Generation, Serving
 from functions.rollout.vllm_engine.runtime import Runtime
-from functions.weights.tensors import num_bytes
+from functions.rollout.vllm_engine.speculation import check_sampling
+from functions.rollout.vllm_engine.stats import EngineStats
+from functions.rollout.vllm_engine.updating import Updater
 from rlhfless.engines import EngineOptions
 from rlhfless.errors import InternalError, TransientError
 from rlhfless.messages import ModelRef, PrefillDone, PrefillRequest, RolloutRequest
 from rlhfless.objects import ObjectStore
-from rlhfless.versions import read_manifest
 
 DEFAULT_BATCH = 256
-_log = logging.getLogger(__name__)
 
 
 class VllmEngine:
-    """An ``Engine``, for threads that call it at once."""
+    """An ``Engine``, for threads that call it at once. ``workdir``: for adapters; None: where
+    temporary files go."""
 
-    def __init__(self, options: EngineOptions, accelerator: str) -> None:
+    def __init__(
+        self, options: EngineOptions, accelerator: str, workdir: str | None = None
+    ) -> None:
         self._options = options
         self._accelerator = accelerator
+        self._stats = EngineStats()
         self._lock = threading.Lock()
         self._runtime: Runtime | None = None
+        self._updater = Updater(workdir, adapters=options.lora_rank > 0)
         self._base = ("", "")
-        self._shown = ("", 0)  # job and version of the weights
         self._config: Any = None
-        self._pulled = PullStats()
         self._calls = itertools.count(1)
+        self._thread = threading.local()  # ``pulled``: for the call that this thread is to run
 
     def ensure(self, ref: ModelRef, store: ObjectStore) -> PullStats:
+        """Raises ``TransientError`` if the version cannot be had: the engine has the one before."""
         with self._lock:
             began = time.perf_counter()
             load_s = 0.0
             if self._runtime is None or self._runtime.dead or self._base != (ref.path, ref.dtype):
                 self._start(ref)
                 load_s = time.perf_counter() - began
-            wanted = (ref.job, ref.version) if ref.version else ("", 0)
-            if self._shown == wanted:
-                self._pulled = PullStats(load_s=load_s)
-                return self._pulled
-            began = time.perf_counter()
-            size = self._update(ref, store)
-            self._shown = wanted
-            self._pulled = PullStats(time.perf_counter() - began, size, load_s)
-            return self._pulled
+            pulled = self._update(ref, store)
+            pulled = PullStats(pulled.seconds, pulled.bytes, load_s)
+            self._thread.pulled = pulled
+            return pulled
 
     def run(self, request: RolloutRequest, context: CallContext) -> Iterator[RolloutFrame]:
+        pulled: PullStats = getattr(self._thread, "pulled", PullStats())
         with self._lock:
-            runtime, config, pulled = self._running(), self._config, self._pulled
-            job, version = self._shown
+            if self._runtime is None:
+                raise InternalError("no version has been loaded yet")
+            runtime, config = self._runtime, self._config
+            if not self._updater.shows(request.model):
+                raise TransientError("this instance serves other weights now")
             most = self._options.max_batch or DEFAULT_BATCH
             serving = Serving(
                 config=config,
                 version=request.model.version,
-                salt=f"{job}:{version}",
+                salt=self._updater.salt,
+                epoch=runtime.epoch,
                 max_batch=min(request.max_batch or most, most),
+                adapter=self._updater.adapter,
             )
-            if (job, version) != ((request.model.job, version) if version else ("", 0)):
-                raise TransientError("other weights are served now")
         roster = Roster.of(request)
         check_roster(roster, config)
+        check_sampling(self._options, request.sampling)
         name = f"call-{next(self._calls)}"
         generation = Generation(name, request, roster, context, runtime, serving)
         yield from generation.frames()
@@ -92,57 +96,40 @@ class VllmEngine:
     def prefill(self, request: PrefillRequest, context: CallContext) -> PrefillDone:
         raise NotImplementedError
 
+    def readings(self) -> Sequence[Reading]:
+        return list(self._stats.readings())
+
     def close(self) -> None:
         with self._lock:
             self._stop()
 
-    def _running(self) -> Runtime:
-        if self._runtime is None:
-            raise InternalError("no version has been loaded yet")
-        return self._runtime
-
     def _start(self, ref: ModelRef) -> None:
         self._stop()
         self._config = model_config(ref.path)
-        self._runtime = Runtime(engine_arguments(ref, self._options, self._accelerator))
-        self._base, self._shown = (ref.path, ref.dtype), ("", 0)
+        arguments = engine_arguments(ref, self._options, self._accelerator)
+        self._runtime = Runtime(arguments, self._stats)
+        self._stats.starts += 1
+        self._base = (ref.path, ref.dtype)
 
     def _stop(self) -> None:
         runtime, self._runtime = self._runtime, None
-        self._base, self._shown = ("", ""), ("", 0)
+        self._base = ("", "")
+        self._updater.reset()
         if runtime is not None:
             runtime.close()
 
-    def _update(self, ref: ModelRef, store: ObjectStore) -> int:
-        """Bring the workers to a version; the bytes each of them read."""
-        size = 0
-        if ref.version:
-            manifest = read_manifest(store, ref.job, ref.version)
-            if manifest is None:
-                raise TransientError(
-                    f"version {ref.version} of job {ref.job} is not in the store {store.url}"
-                )
-            size = num_bytes(manifest)
-        runtime = self._running()
-        update = {"store": store.url, "job": ref.job, "version": ref.version}
+    def _update(self, ref: ModelRef, store: ObjectStore) -> PullStats:
+        assert self._runtime is not None
+        if self._updater.shows(ref):
+            return PullStats()
+        began = time.perf_counter()
         try:
-            runtime.do(_pull(runtime, update, f"{ref.job}:{ref.version}"))
-        except Exception as error:
-            # What its workers hold now is neither version.
-            self._stop()
-            text = str(error).strip() or type(error).__name__
-            raise TransientError(
-                f"vLLM could not take version {ref.version} of job {ref.job}: "
-                f"{text.splitlines()[-1]}"
-            ) from error
-        return size
-
-
-async def _pull(runtime: Runtime, update: dict[str, Any], version: str) -> None:
-    llm = runtime.llm
-    # What runs is ended with what it has; keys and values of the old weights go.
-    await llm.pause_generation(mode="abort", clear_cache=True)
-    await llm.start_weight_update()
-    await llm.update_weights(WeightTransferUpdateRequest(update_info=update))
-    await llm.finish_weight_update(weight_version=version)
-    await llm.resume_generation()
+            size = self._updater.update(self._runtime, ref, store)
+        except BaseException:
+            self._stats.failed_updates += 1
+            if self._updater.broken:
+                self._stop()
+            raise
+        seconds = time.perf_counter() - began
+        self._stats.updated(seconds, size)
+        return PullStats(seconds, size)

@@ -9,22 +9,25 @@ from __future__ import annotations
 import queue
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from vllm import SamplingParams, TokensPrompt
-from vllm.lora.request import LoRARequest
-from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from functions.context import CallContext
 from functions.rollout.engine import RolloutFrame
 from functions.rollout.request import check_release, check_roster, split_finished
 from functions.rollout.roster import Roster
-from functions.rollout.vllm_engine.runtime import Delta, Deltas, Generate, Runtime
-from rlhfless.errors import InternalError, RlhflessError, TransientError
+from functions.rollout.vllm_engine.asking import (
+    Adapter,
+    Asked,
+    Delta,
+    Deltas,
+    Generate,
+    Manner,
+)
+from rlhfless.errors import RlhflessError, TransientError
 from rlhfless.messages import (
     Finished,
     FinishReason,
@@ -32,7 +35,6 @@ from rlhfless.messages import (
     Released,
     RolloutDone,
     RolloutRequest,
-    SampleTask,
     SteerRequest,
     Tokens,
 )
@@ -40,21 +42,20 @@ from rlhfless.seeds import derive
 
 FLUSH_S = 0.05
 """Tokens wait no longer than this: what a killed instance loses."""
-ABORT_S = 1.0
-"""How long to wait for the end of what was aborted before looking again whether there is one."""
 
 
 @dataclass(frozen=True)
 class Serving:
-    """What a call is served with. ``salt``: keeps its keys and values apart from those of other
-    weights; ``transfer``: for the KV connector."""
+    """What a call is served with: ``Manner`` tells of ``salt``, ``epoch`` and ``adapter``.
+    ``transfer``: what to tell the KV connector of a prompt with these cuts."""
 
     config: Any
     version: int
     salt: str
+    epoch: int
     max_batch: int
-    lora: LoRARequest | None = None
-    transfer: dict[str, Any] | None = None
+    adapter: Adapter | None = None
+    transfer: Callable[[Sequence[int]], dict[str, Any]] | None = None
 
 
 @dataclass
@@ -79,69 +80,84 @@ class Generation:
         request: RolloutRequest,
         roster: Roster,
         context: CallContext,
-        runtime: Runtime,
+        engine: Asked,
         serving: Serving,
     ) -> None:
         self._name = name
         self._request = request
         self._roster = roster
         self._context = context
-        self._runtime = runtime
+        self._engine = engine
         self._serving = serving
         vocabulary = serving.config.get_text_config().vocab_size
-        self._stops = [s for s in request.sampling.stop_token_ids if 0 <= s < vocabulary]
+        self._manner = Manner(
+            sampling=request.sampling,
+            stop_token_ids=[s for s in request.sampling.stop_token_ids if 0 <= s < vocabulary],
+            salt=serving.salt,
+            epoch=serving.epoch,
+            adapter=serving.adapter,
+        )
         self._waiting: deque[int] = deque()
         self._rows: dict[int, _Row] = {}
         self._handed_back: list[int] = []
         self._ended: list[tuple[int, FinishReason]] = []
         self._sending: dict[int, _Row] = {}  # rows that have left, with what is not sent
         self._deltas: Deltas = queue.SimpleQueue()
-        self._releasing: set[int] = set()
-        self._error: BaseException | None = None
+        self._aborting: set[int] = set()
+        self._superseded = False  # other weights are served now
+        self._error: RlhflessError | None = None
         self._num_requests = 0
         self._generated = self._computed = self._reused = self._context_tokens = 0
         self._prefill_s = self._decode_s = 0.0
-        self._iterations = runtime.stats.iterations
+        self._iterations = engine.stats.iterations
+        self._drafted = engine.stats.draft_tokens
+        self._accepted = engine.stats.accepted_tokens
         self._looked_s = time.perf_counter()
 
     def frames(self) -> Iterator[RolloutFrame]:
         """All but the terminal one. Raises ``UserError`` for a change that cannot be carried out,
         and ``TransientError`` if the engine fails; everything generated is yielded before."""
-        context, clock = self._context, time.perf_counter
-        next_flush = clock() + FLUSH_S
-        next_progress = clock() + self._request.progress_s
         try:
             yield from self._enter(0)
-            while context.stop_reason is None and self._error is None:
-                yield from self._change(context.take())
-                self._admit()
-                if self._rows:
-                    self._look(max(0.0, min(next_flush, next_progress) - clock()))
-                elif self._waiting:
-                    break  # nothing more is admitted: other weights are served now
-                elif changes := context.close_inbox():
-                    yield from self._change(changes)
-                else:
-                    break
-                now = clock()
-                if now >= next_flush:
-                    yield from self._unsent()
-                    next_flush = clock() + FLUSH_S
-                if now >= next_progress:
-                    yield self._progress()
-                    next_progress = clock() + self._request.progress_s
+            yield from self._generating()
             self._abort(list(self._rows))
-            while changes := context.close_inbox():  # taken, so they count for what is unfinished
+            while changes := self._context.close_inbox():  # taken, so they count for what is left
                 yield from self._change(changes)
+        except RlhflessError as error:
+            self._error = self._error or error
         finally:
             self._abort(list(self._rows))
         yield from self._unsent()
         if self._error is not None:
-            raise _told(self._error)
+            raise self._error
+
+    def _generating(self) -> Iterator[RolloutFrame]:
+        """Until nothing is left, or the call is to end."""
+        context, clock = self._context, time.perf_counter
+        next_flush = clock() + FLUSH_S
+        next_progress = clock() + self._request.progress_s
+        while context.stop_reason is None and self._error is None:
+            yield from self._change(context.take())
+            self._admit()
+            if self._rows:
+                self._look(max(0.0, min(next_flush, next_progress) - clock()))
+            elif self._waiting:
+                return
+            elif changes := context.close_inbox():
+                yield from self._change(changes)
+            else:
+                return
+            now = clock()
+            if now >= next_flush:
+                yield from self._unsent()
+                next_flush = clock() + FLUSH_S
+            if now >= next_progress:
+                yield self._progress()
+                next_progress = clock() + self._request.progress_s
 
     def done(self) -> RolloutDone:
         """What became of the call, when its frames are through."""
-        stats = self._runtime.stats
+        stats = self._engine.stats
         return RolloutDone(
             unfinished=sorted([*self._waiting, *self._handed_back]),
             generated_tokens=self._generated,
@@ -151,6 +167,8 @@ class Generation:
             decode_s=self._decode_s,
             iterations=max(0, stats.iterations - self._iterations),
             context_tokens=self._context_tokens,
+            draft_tokens=max(0, stats.draft_tokens - self._drafted),
+            accepted_tokens=max(0, stats.accepted_tokens - self._accepted),
             max_batch=self._serving.max_batch,
             kv_capacity=stats.kv_capacity,
         )
@@ -159,37 +177,28 @@ class Generation:
 
     def _admit(self) -> None:
         fresh: list[Generate] = []
-        while self._waiting and len(self._rows) < self._serving.max_batch:
-            if self._handed_back:
-                break
-            sample = self._waiting.popleft()
-            fresh.append(self._asked(sample, self._roster.samples[sample]))
+        while self._waiting and len(self._rows) < self._serving.max_batch and not self._superseded:
+            fresh.append(self._asked(self._waiting.popleft()))
         if fresh:
-            self._runtime.generate(fresh, self._deltas)
+            self._engine.generate(fresh, self._manner, self._deltas)
 
-    def _asked(self, sample: int, task: SampleTask) -> Generate:
+    def _asked(self, sample: int) -> Generate:
+        task = self._roster.samples[sample]
         tokens = self._roster.prompts[task.prompt] + task.tokens
+        transfer = self._serving.transfer
         self._num_requests += 1
         row = _Row(f"{self._name}-{self._num_requests}", len(tokens), len(task.tokens))
         self._rows[sample] = row
-        sampling = self._request.sampling
-        params = SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
+        return Generate(
+            id=row.id,
+            key=sample,
+            tokens=tokens,
+            max_tokens=task.max_tokens - len(task.tokens),
             # What follows a token depends on the sample and on where it was taken up, so that a
             # repeat is the same and a continuation does not draw what was drawn before.
             seed=derive(task.seed, len(task.tokens)),
-            stop_token_ids=self._stops,
-            ignore_eos=True,
-            max_tokens=task.max_tokens - len(task.tokens),
-            logprobs=0,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            extra_args=_extra(self._serving.transfer),
+            transfer=transfer and transfer(self._roster.cuts[task.prompt]),
         )
-        prompt = TokensPrompt(prompt_token_ids=tokens, cache_salt=self._serving.salt)
-        return Generate(row.id, sample, prompt, params, self._serving.lora)
 
     # --- what comes out -----------------------------------------------------------------------
 
@@ -198,20 +207,25 @@ class Generation:
         try:
             delta = self._deltas.get(timeout=wait_s)
         except queue.Empty:
+            if self._engine.dead:
+                self._error = TransientError("vLLM's engine has died; it is started again")
             return
-        prefilled = False
-        while True:
-            prefilled |= self._take(delta)
-            try:
-                delta = self._deltas.get_nowait()
-            except queue.Empty:
-                break
+        prefilled = self._take(delta) | self._drain()
         now_s = time.perf_counter()
         if prefilled:
             self._prefill_s += now_s - self._looked_s
         else:
             self._decode_s += now_s - self._looked_s
         self._looked_s = now_s
+
+    def _drain(self) -> bool:
+        """Take the deltas there are; whether one was the first of a sample."""
+        prefilled = False
+        while True:
+            try:
+                prefilled |= self._take(self._deltas.get_nowait())
+            except queue.Empty:
+                return prefilled
 
     def _take(self, delta: Delta) -> bool:
         """Whether it was the first of a sample."""
@@ -228,7 +242,7 @@ class Generation:
         row.logprobs.extend(delta.logprobs)
         self._generated += len(delta.tokens)
         if delta.error is not None:
-            self._error = delta.error
+            self._error = self._error or delta.error
         if delta.end is not None or delta.error is not None:
             self._left(delta)
         return first
@@ -238,16 +252,17 @@ class Generation:
         self._sending[sample] = self._rows.pop(sample)
         if delta.end is not None and delta.end != "abort":
             self._ended.append((sample, delta.end))
-        elif sample not in self._releasing:
+        else:
             self._handed_back.append(sample)
+            self._superseded |= delta.end == "abort" and sample not in self._aborting
 
     def _abort(self, samples: Sequence[int]) -> None:
         """The samples leave the engine, with what they have by then."""
-        if not samples or self._runtime.dead:
+        if not samples:
             return
-        self._runtime.abort([self._rows[sample].id for sample in samples])
-        while self._error is None and any(sample in self._rows for sample in samples):
-            self._look(ABORT_S)
+        self._aborting.update(samples)
+        self._engine.abort([self._rows[sample].id for sample in samples])
+        self._drain()
 
     def _unsent(self) -> Iterator[RolloutFrame]:
         """Frames of all that came since the last time."""
@@ -278,7 +293,7 @@ class Generation:
         return values.tobytes()
 
     def _progress(self) -> Progress:
-        stats = self._runtime.stats
+        stats = self._engine.stats
         return Progress(
             running=len(self._rows),
             waiting=len(self._waiting),
@@ -308,26 +323,10 @@ class Generation:
     def _release(self, samples: Sequence[int]) -> Iterator[RolloutFrame]:
         """Give samples up, wherever they are; those that have ended stay ended."""
         wanted = set(samples)
-        self._releasing = wanted
-        running = [sample for sample in self._rows if sample in wanted]
-        queued = [sample for sample in self._waiting if sample in wanted]
-        returned = [sample for sample in self._handed_back if sample in wanted]
-        self._abort(running)
-        self._releasing = set()
-        ended = {sample for sample, _ in self._ended}
+        self._abort([sample for sample in self._rows if sample in wanted])
+        released = sorted(wanted.intersection((*self._waiting, *self._handed_back)))
         self._waiting = deque(sample for sample in self._waiting if sample not in wanted)
         self._handed_back = [sample for sample in self._handed_back if sample not in wanted]
-        released = [*queued, *returned, *(sample for sample in running if sample not in ended)]
         if released:
             yield from self._unsent()
-            yield Released(samples=sorted(released))
-
-
-def _extra(transfer: dict[str, Any] | None) -> dict[str, Any] | None:
-    return None if transfer is None else {"kv_transfer_params": transfer}
-
-
-def _told(error: BaseException) -> RlhflessError:
-    if isinstance(error, EngineDeadError):
-        return TransientError("vLLM's engine has died; it is started again")
-    return InternalError(f"vLLM failed: {type(error).__name__}: {error}")
+            yield Released(samples=released)

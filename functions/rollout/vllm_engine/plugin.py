@@ -23,10 +23,16 @@ def register() -> None:
         )
     # It warns of every layer that a partial version leaves as it is.
     logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
-    if os.environ.get(PARENT_VARIABLE) == str(os.getppid()):
-        _die_with_parent()
+    owner = int(os.environ.get(PARENT_VARIABLE, "0"))
+    if owner and owner != os.getpid():
+        _die_with(owner)
 
 
-def _die_with_parent() -> None:
+def _die_with(owner: int) -> None:
     """vLLM's workers watch its core; its core watches nobody."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() == owner:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    try:
+        os.kill(owner, 0)
+    except ProcessLookupError:  # it was killed while we imported, which takes seconds
+        os._exit(1)

@@ -1,7 +1,11 @@
 """vLLM's AsyncLLM, on an event loop of its own, for handlers that run in threads.
 
-What is asked of it from any thread is done in the loop. Deltas of a generation are put into a queue
-of whoever asked for it.
+What is asked of it from any thread is done in the loop, in the order in which it was asked. Deltas
+of a generation are put into a queue of whoever asked for it.
+
+Weights are exchanged while nothing is generated. Every request says which weights it means
+(``epoch``), and one that comes late, in the loop or in vLLM, is ended instead of being answered by
+other weights.
 """
 
 from __future__ import annotations
@@ -9,66 +13,47 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import queue
 import threading
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
-from vllm import SamplingParams, TokensPrompt
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.lora.request import LoRARequest
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from functions.rollout.vllm_engine.stats import EngineStats, StatsLogger
-from rlhfless.errors import CapacityError, TransientError
+from functions.rollout.vllm_engine.answering import Answer
+from functions.rollout.vllm_engine.asking import Delta, Deltas, Generate, Manner
+from functions.rollout.vllm_engine.stats import EngineStats
+from functions.rollout.vllm_engine.stats_logger import StatsLogger
+from rlhfless.errors import CapacityError, TransientError, UserError
 
 _T = TypeVar("_T")
-End: TypeAlias = Literal["stop", "length", "abort"]
 STOP_S = 1.0
-
-
-@dataclass(frozen=True)
-class Delta:
-    """What a generation has gained. ``end``: ``stop``, ``length``, ``abort``; None while it goes
-    on. ``cached``: prompt tokens that were not run; told by the first delta. ``error``: it failed.
-    """
-
-    key: int
-    tokens: Sequence[int] = ()
-    logprobs: Sequence[float] = ()
-    cached: int = 0
-    end: End | None = None
-    error: BaseException | None = None
-
-
-Deltas = queue.SimpleQueue[Delta]
-
-
-@dataclass(frozen=True)
-class Generate:
-    """One sample to generate. ``id`` is unique over the engine's life; ``key`` is the asker's."""
-
-    id: str
-    key: int
-    prompt: TokensPrompt
-    params: SamplingParams
-    lora: LoRARequest | None = None
+"""How long vLLM's processes have to end by themselves."""
+WATCH_S = 0.5
+"""vLLM does not answer what its core was asked when it died: look as often whether it has."""
+AGAIN_S = 0.02
+"""A request on its way to vLLM cannot be aborted yet: try again after this."""
 
 
 class Runtime:
-    """Raises ``CapacityError`` if the engine cannot be started, and ``TransientError`` from then on
-    when it has died."""
+    """Raises ``UserError`` for what vLLM cannot serve, ``CapacityError`` if the engine does not
+    start, and ``TransientError`` from then on when it has died or is closed. Adds to ``stats``."""
 
-    def __init__(self, arguments: AsyncEngineArgs) -> None:
-        self.stats = EngineStats()
+    def __init__(self, arguments: AsyncEngineArgs, stats: EngineStats) -> None:
+        self.stats = stats
+        self.epoch = 0
+        """Changes whenever the weights may."""
+        self._lock = threading.Lock()
+        self._closed = False
+        self._answers: dict[str, Answer] = {}
+        self._llm: AsyncLLM | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
-        self._tasks: set[asyncio.Task[None]] = set()
         try:
-            self._llm: AsyncLLM = self.do(self._start(arguments))
+            self._llm = self.do(self._start(arguments))
         except BaseException:
             self._end_loop()
             raise
@@ -78,86 +63,139 @@ class Runtime:
             return StatsLogger(self.stats, *given)
 
         try:
-            return AsyncLLM.from_engine_args(arguments, stat_loggers=[logger])
+            config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+        except (ValueError, NotImplementedError) as error:
+            raise UserError(f"vLLM cannot serve this: {_last(error)}", param="rollout") from error
+        try:
+            return AsyncLLM.from_vllm_config(config, stat_loggers=[logger])
         except (RuntimeError, ValueError, MemoryError) as error:
-            text = str(error).strip() or type(error).__name__
-            raise CapacityError(f"vLLM could not start: {text.splitlines()[-1]}") from error
+            raise CapacityError(f"vLLM could not start: {_last(error)}") from error
 
     @property
     def llm(self) -> AsyncLLM:
         """For what ``do`` is to run."""
+        assert self._llm is not None
         return self._llm
 
     @property
     def dead(self) -> bool:
-        return bool(self._llm.errored)
+        return self._closed or (self._llm is not None and bool(self._llm.errored))
 
     def do(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run ``work`` in the engine's loop, and wait for it."""
+        future = self._scheduled(work)
+        if future is None:
+            raise _going()
+        while not concurrent.futures.wait([future], timeout=WATCH_S).done:
+            if self.dead:
+                future.cancel()
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-        except EngineDeadError as error:
+            return future.result()
+        except (EngineDeadError, concurrent.futures.CancelledError) as error:
             raise TransientError("vLLM's engine has died; it is started again") from error
-        except concurrent.futures.CancelledError as error:
-            raise TransientError("vLLM's engine is going away") from error
 
-    def generate(self, requests: Sequence[Generate], deltas: Deltas) -> None:
-        """Begin; everything comes in ``deltas``, for each request a last one that says its end."""
-
-        def begin() -> None:
-            for request in requests:
-                task = self._loop.create_task(self._generating(request, deltas), name=request.id)
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-
-        self._loop.call_soon_threadsafe(begin)
+    def generate(self, requests: Sequence[Generate], manner: Manner, deltas: Deltas) -> None:
+        """See ``asking.Asked``."""
+        with self._lock:
+            if not self._closed:
+                self._loop.call_soon_threadsafe(self._begin, requests, manner, deltas)
+                return
+        for request in requests:
+            deltas.put(Delta(request.key, error=_going()))
 
     def abort(self, ids: Sequence[str]) -> None:
-        """End generations; their last deltas say ``abort``, or how they ended just before."""
-        if ids:
-            self.do(self._llm.abort(list(ids)))
+        """See ``asking.Asked``."""
+        future = self._scheduled(self._ended(ids))
+        if future is not None:
+            concurrent.futures.wait([future])
 
-    async def _generating(self, request: Generate, deltas: Deltas) -> None:
-        ended = False
-        cached: int | None = None
-        try:
-            async for output in self._llm.generate(
-                request.prompt, request.params, request.id, lora_request=request.lora
-            ):
-                found = output.outputs[0]
-                fresh = output.num_cached_tokens or 0 if cached is None else 0
-                cached = cached or fresh
-                logprobs = found.logprobs or ()
-                tokens = found.token_ids
-                ended = found.finish_reason is not None
-                deltas.put(
-                    Delta(
-                        key=request.key,
-                        tokens=tokens,
-                        logprobs=[of[t].logprob for t, of in zip(tokens, logprobs, strict=True)],
-                        cached=fresh,
-                        end=found.finish_reason,
-                    )
-                )
-        except Exception as error:  # the boundary of the task: whoever asked is told
-            deltas.put(Delta(key=request.key, error=error))
-            return
-        if not ended:
-            deltas.put(Delta(key=request.key, end="abort"))
+    def exchange(self, work: Callable[[AsyncLLM], Coroutine[Any, Any, None]]) -> None:
+        """Run ``work``, which changes the weights, while nothing is generated.
+
+        What is under way is ended with the tokens it has; all that vLLM's own cache holds of the
+        old weights is dropped. If ``work`` fails, the engine generates nothing more.
+        """
+        self.do(self._exchange(work))
 
     def close(self) -> None:
-        """End the engine and its processes."""
-        with contextlib.suppress(TransientError):
-            self.do(self._stop())
-        self._end_loop()
+        """End the engine and its processes; whoever waits for deltas is told."""
+        future = self._scheduled(self._stop(), last=True)
+        if future is not None:
+            concurrent.futures.wait([future])
+            self._end_loop()
+            future.result()
+
+    # --- in the loop --------------------------------------------------------------------------
+
+    def _begin(self, requests: Iterable[Generate], manner: Manner, deltas: Deltas) -> None:
+        for asked in requests:
+            if manner.epoch != self.epoch:
+                deltas.put(Delta(asked.key, end="abort"))
+                continue
+            answer = Answer(asked, manner, deltas)
+            answer.task = self._loop.create_task(answer.run(self.llm), name=asked.id)
+            answer.task.add_done_callback(self._over)
+            self._answers[asked.id] = answer
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._answers.pop(task.get_name()).over()
+
+    async def _ended(self, ids: Collection[str]) -> None:
+        while left := [name for name in ids if name in self._answers]:
+            tasks = [self._answers[name].task for name in left]
+            if self.dead:
+                for task in tasks:
+                    task.cancel()
+            else:
+                with contextlib.suppress(EngineDeadError):
+                    await self.llm.abort(left)
+            await asyncio.wait(tasks, timeout=AGAIN_S)
+            await asyncio.sleep(0)  # their callbacks
+
+    async def _exchange(self, work: Callable[[AsyncLLM], Coroutine[Any, Any, None]]) -> None:
+        self.epoch += 1
+        await self.llm.pause_generation(mode="abort", clear_cache=True)
+        await self._ended(list(self._answers))  # what vLLM has been given since
+        await work(self.llm)
+        await self.llm.resume_generation()
 
     async def _stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._llm.shutdown(timeout=STOP_S)
+        await _cancelled([answer.task for answer in self._answers.values()])
+        self.llm.shutdown(timeout=STOP_S)
+        self.stats.stopped()
+        await _cancelled(asyncio.all_tasks() - {asyncio.current_task()})  # whoever waits is told
+
+    # ------------------------------------------------------------------------------------------
+
+    def _scheduled(
+        self, work: Coroutine[Any, Any, _T], *, last: bool = False
+    ) -> concurrent.futures.Future[_T] | None:
+        """None: the runtime is closed. ``last``: it is, from now on."""
+        with self._lock:
+            if self._closed:
+                work.close()
+                return None
+            self._closed = last
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _end_loop(self) -> None:
+        self._closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _cancelled(tasks: Collection[asyncio.Task[Any] | None]) -> None:
+    wanted = [task for task in tasks if task is not None]
+    for task in wanted:
+        task.cancel()
+    await asyncio.gather(*wanted, return_exceptions=True)
+    await asyncio.sleep(0)  # their callbacks
+
+
+def _going() -> TransientError:
+    return TransientError("vLLM's engine is going away")
+
+
+def _last(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from vllm.config import VllmConfig
-from vllm.v1.metrics.loggers import StatLoggerBase
-from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+from functions.readings import Reading
 
 
 @dataclass
 class EngineStats:
-    """Counters since the engine began; written in its loop, read anywhere. Prompt tokens by where
-    their keys and values came from: ``computed``, ``local`` (the engine's own cache), ``external``
-    (the connector). ``ttft_s`` and ``tpot_s`` are sums, with their counts."""
+    """Counters since the instance began, over restarts of its engine; written by one thread, read
+    anywhere. Prompt tokens by where their keys and values came from: ``computed``, ``local`` (the
+    engine's own cache), ``external`` (the connector). ``ttft_s``, ``tpot_s`` and ``update_s`` are
+    sums, with their counts; an update that failed counts in ``failed_updates`` alone."""
 
     iterations: int = 0
     running: int = 0
@@ -31,8 +30,13 @@ class EngineStats:
     first_tokens: int = 0
     tpot_s: float = 0.0
     later_tokens: int = 0
-    kv_blocks: int = field(default=0)
-    block_tokens: int = field(default=0)
+    kv_blocks: int = 0
+    block_tokens: int = 0
+    starts: int = 0
+    updates: int = 0
+    update_s: float = 0.0
+    update_bytes: int = 0
+    failed_updates: int = 0
 
     @property
     def kv_capacity(self) -> int:
@@ -43,44 +47,63 @@ class EngineStats:
     def kv_tokens(self) -> int:
         return round(self.kv_usage * self.kv_capacity)
 
+    def stopped(self) -> None:
+        """Nothing runs and nothing is held any more."""
+        self.running = self.waiting = 0
+        self.kv_usage = 0.0
 
-class StatsLogger(StatLoggerBase):
-    def __init__(self, stats: EngineStats, config: VllmConfig, engine_index: int = 0) -> None:
-        del engine_index
-        self._stats = stats
-        self._config = config
+    def updated(self, seconds: float, size: int) -> None:
+        self.updates += 1
+        self.update_s += seconds
+        self.update_bytes += size
 
-    def log_engine_initialized(self) -> None:
-        cache = self._config.cache_config
-        self._stats.kv_blocks = cache.num_gpu_blocks or 0
-        self._stats.block_tokens = cache.block_size
+    def readings(self) -> Iterator[Reading]:
+        """For ``functions.readings.Measured``."""
 
-    def record(
-        self,
-        scheduler_stats: SchedulerStats | None,
-        iteration_stats: IterationStats | None,
-        mm_cache_stats: Any = None,
-        engine_idx: int = 0,
-    ) -> None:
-        del mm_cache_stats, engine_idx
-        stats = self._stats
-        if scheduler_stats is not None:
-            stats.iterations += 1
-            stats.running = scheduler_stats.num_running_reqs
-            stats.waiting = scheduler_stats.num_waiting_reqs
-            stats.kv_usage = scheduler_stats.kv_cache_usage
-            drafting = scheduler_stats.spec_decoding_stats
-            if drafting is not None:
-                stats.drafts += drafting.num_drafts
-                stats.draft_tokens += drafting.num_draft_tokens
-                stats.accepted_tokens += drafting.num_accepted_tokens
-        if iteration_stats is not None:
-            prompts = iteration_stats.prompt_token_stats
-            stats.computed += prompts.computed
-            stats.local += prompts.local_cache_hit
-            stats.external += prompts.external_kv_transfer
-            stats.preemptions += iteration_stats.num_preempted_reqs
-            stats.ttft_s += sum(iteration_stats.time_to_first_tokens_iter)
-            stats.first_tokens += len(iteration_stats.time_to_first_tokens_iter)
-            stats.tpot_s += sum(iteration_stats.inter_token_latencies_iter)
-            stats.later_tokens += len(iteration_stats.inter_token_latencies_iter)
+        def counter(name: str, text: str, value: float, **labels: str) -> Reading:
+            return Reading(f"engine_{name}", text, value, "counter", labels=labels)
+
+        yield Reading("engine_running", "Samples in the engine's batch", self.running)
+        yield Reading("engine_waiting", "Samples that wait for room in it", self.waiting)
+        yield Reading("engine_kv_usage", "Share of the KV cache in use, 0 to 1", self.kv_usage)
+        yield Reading(
+            "engine_kv_capacity_tokens", "Tokens that the KV cache holds", self.kv_capacity
+        )
+        yield counter("iterations", "Passes through the model", self.iterations)
+        sources = {"computed": self.computed, "local": self.local, "external": self.external}
+        for source, tokens in sources.items():
+            yield counter(
+                "prompt_tokens",
+                "Prompt tokens, by where their keys and values came from: the model, the engine's "
+                "own cache, outside",
+                tokens,
+                source=source,
+            )
+        yield counter("preemptions", "Samples thrown out for memory", self.preemptions)
+        yield counter("drafts", "Drafts that were verified", self.drafts)
+        yield counter("draft_tokens", "Tokens in them", self.draft_tokens)
+        yield counter("accepted_tokens", "Of these, accepted", self.accepted_tokens)
+        yield Reading(
+            "engine_ttft_seconds",
+            "From a sample's arrival in the engine to its first token",
+            self.ttft_s,
+            "summary",
+            self.first_tokens,
+        )
+        yield Reading(
+            "engine_tpot_seconds",
+            "Between two tokens of a sample",
+            self.tpot_s,
+            "summary",
+            self.later_tokens,
+        )
+        yield Reading(
+            "engine_weight_update_seconds",
+            "Bringing the engine to a version of the weights",
+            self.update_s,
+            "summary",
+            self.updates,
+        )
+        yield counter("weight_update_bytes", "Bytes of versions that were read", self.update_bytes)
+        yield counter("weight_update_failures", "Versions not to be had", self.failed_updates)
+        yield counter("starts", "Starts of the engine; deaths bring more", self.starts)

@@ -1,8 +1,12 @@
 """Versions of a job's weights, pulled by vLLM's workers from the object store.
 
 A ``WeightTransferEngine`` (vLLM's interface for trainers): each worker reads the version itself
-and takes its part. vLLM keeps weights in other layouts than checkpoints do, fused and packed, so a
-layer is loaded whole or not at all: what a version does not hold comes from the model's own files.
+and takes its part. That happens in two steps. ``init_transfer_engine`` fetches a version, while the
+engine serves another; should the version be missing or corrupt, nothing has happened. An update
+then loads what was fetched.
+
+vLLM keeps weights in other layouts than checkpoints do, fused and packed, so a layer is loaded
+whole or not at all: what a version does not hold comes from the model's own files.
 """
 
 from __future__ import annotations
@@ -26,16 +30,12 @@ from vllm.model_executor.model_loader.reload import (
 
 from functions.rollout.vllm_engine.checkpoint import Checkpoint
 from functions.weights.tensors import pull
+from rlhfless.errors import InternalError
 from rlhfless.objects import ObjectStore
 
 
 @dataclass
-class _Nothing(WeightTransferInitInfo):
-    pass
-
-
-@dataclass
-class Target(WeightTransferUpdateInfo):
+class Fetch(WeightTransferInitInfo):
     """Version ``version`` of job ``job`` in the object store ``store``; 0: the model as it was."""
 
     store: str
@@ -43,20 +43,34 @@ class Target(WeightTransferUpdateInfo):
     version: int
 
 
-class StoredWeights(WeightTransferEngine[_Nothing, Target]):
+@dataclass
+class Load(WeightTransferUpdateInfo):
+    """The version that was fetched last."""
+
+    job: str
+    version: int
+
+
+class StoredWeights(WeightTransferEngine[Fetch, Load]):
     """Of one worker."""
 
-    init_info_cls = _Nothing
-    update_info_cls = Target
+    init_info_cls = Fetch
+    update_info_cls = Load
     supports_draft_weight_update = False
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._checkpoint = Checkpoint(self.model_config.model)
         self._overridden: set[str] = set()
+        self._fetched: tuple[Load, dict[str, Tensor]] | None = None
 
-    def init_transfer_engine(self, init_info: _Nothing) -> None:
-        """There is nobody to meet: the store is all there is between trainer and us."""
+    def init_transfer_engine(self, init_info: Fetch) -> None:
+        """Raises as ``functions.weights.tensors.pull`` does."""
+        self._fetched = None
+        tensors: dict[str, Tensor] = {}
+        if init_info.version > 0:
+            _, tensors = pull(ObjectStore(init_info.store), init_info.job, init_info.version)
+        self._fetched = Load(init_info.job, init_info.version), tensors
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
@@ -66,11 +80,11 @@ class StoredWeights(WeightTransferEngine[_Nothing, Target]):
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: Target) -> None:
-        """Raises as ``functions.weights.tensors.pull`` does, before anything is changed."""
-        new: dict[str, Tensor] = {}
-        if update_info.version > 0:
-            _, new = pull(ObjectStore(update_info.store), update_info.job, update_info.version)
+    def receive_weights(self, update_info: Load) -> None:
+        fetched, self._fetched = self._fetched, None
+        if fetched is None or fetched[0] != update_info:
+            raise InternalError(f"{update_info} was not fetched")
+        new = fetched[1]
         names = self._checkpoint.whole_blocks(self._overridden | new.keys())
         self.model.load_weights(self._values(names, new))
         self._overridden = set(new)
@@ -89,4 +103,5 @@ class StoredWeights(WeightTransferEngine[_Nothing, Target]):
                     layer.quant_method.process_weights_after_loading(layer)
 
     def shutdown(self) -> None:
+        self._fetched = None
         self._checkpoint.close()
