@@ -5,7 +5,10 @@ from __future__ import annotations
 from vllm.config import WeightTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from functions.rollout.vllm_engine.adapters import room_for
+from functions.rollout.vllm_engine.offload import kv_transfer_config
 from functions.rollout.vllm_engine.plugin import BACKEND
+from functions.rollout.vllm_engine.speculation import speculation
 from rlhfless.engines import EngineOptions
 from rlhfless.messages import ModelRef
 
@@ -27,7 +30,9 @@ def engine_arguments(ref: ModelRef, options: EngineOptions, accelerator: str) ->
         distributed_executor_backend="uni" if options.tensor_parallel == 1 else "mp",
         weight_transfer_config=WeightTransferConfig(backend=BACKEND),
         disable_log_stats=False,
+        kv_transfer_config=kv_transfer_config(accelerator) if options.kv_store else None,
         generation_config="vllm",  # what a request does not say is nobody else's to decide
+        **speculation(options, accelerator),
     )
     kv_bytes = options.kv_cache_bytes or (CPU_KV_BYTES if cpu else 0)
     if kv_bytes:
@@ -36,6 +41,6 @@ def engine_arguments(ref: ModelRef, options: EngineOptions, accelerator: str) ->
         arguments.max_num_seqs = options.max_batch
     if options.lora_rank:
         arguments.enable_lora = True
-        arguments.max_lora_rank = options.lora_rank
+        arguments.max_lora_rank = room_for(options.lora_rank)
         arguments.max_loras = 1
     return arguments

@@ -11,6 +11,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -23,13 +24,16 @@ from functions.rollout.request import check_roster
 from functions.rollout.roster import Roster
 from functions.rollout.vllm_engine.arguments import engine_arguments
 from functions.rollout.vllm_engine.generation import Generation, Serving
+from functions.rollout.vllm_engine.kv_prefill import prefill
+from functions.rollout.vllm_engine.kv_use import KvUse, kv_token_bytes
+from functions.rollout.vllm_engine.receipts import Receipts
 from functions.rollout.vllm_engine.runtime import Runtime
 from functions.rollout.vllm_engine.speculation import check_sampling
 from functions.rollout.vllm_engine.stats import EngineStats
 from functions.rollout.vllm_engine.updating import Updater
 from rlhfless.engines import EngineOptions
 from rlhfless.errors import InternalError, TransientError
-from rlhfless.messages import ModelRef, PrefillDone, PrefillRequest, RolloutRequest
+from rlhfless.messages import ModelRef, PrefillDone, PrefillRequest, PrefixUse, RolloutRequest
 from rlhfless.objects import ObjectStore
 
 DEFAULT_BATCH = 256
@@ -47,6 +51,7 @@ class VllmEngine:
         self._stats = EngineStats()
         self._lock = threading.Lock()
         self._runtime: Runtime | None = None
+        self._receipts: Receipts | None = None  # None: it stores no keys and values
         self._updater = Updater(workdir, adapters=options.lora_rank > 0)
         self._base = ("", "")
         self._config: Any = None
@@ -68,33 +73,41 @@ class VllmEngine:
 
     def run(self, request: RolloutRequest, context: CallContext) -> Iterator[RolloutFrame]:
         pulled: PullStats = getattr(self._thread, "pulled", PullStats())
-        with self._lock:
-            if self._runtime is None:
-                raise InternalError("no version has been loaded yet")
-            runtime, config = self._runtime, self._config
-            if not self._updater.shows(request.model):
-                raise TransientError("this instance serves other weights now")
-            most = self._options.max_batch or DEFAULT_BATCH
-            serving = Serving(
-                config=config,
-                version=request.model.version,
-                salt=self._updater.salt,
-                epoch=runtime.epoch,
-                max_batch=min(request.max_batch or most, most),
-                adapter=self._updater.adapter,
-            )
-        roster = Roster.of(request)
-        check_roster(roster, config)
-        check_sampling(self._options, request.sampling)
         name = f"call-{next(self._calls)}"
-        generation = Generation(name, request, roster, context, runtime, serving)
-        yield from generation.frames()
-        yield msgspec.structs.replace(
-            generation.done(), weights_pull_s=pulled.seconds, weights_bytes=pulled.bytes
-        )
+        runtime, serving, kv = self._served(name, request.model, request.prefix, context)
+        most = self._options.max_batch or DEFAULT_BATCH
+        serving = replace(serving, max_batch=min(request.max_batch or most, most))
+        try:
+            roster = Roster.of(request)
+            check_roster(roster, serving.config)
+            check_sampling(self._options, request.sampling)
+            generation = Generation(name, request, roster, context, runtime, serving)
+            yield from generation.frames()
+            done = generation.done()
+            yield msgspec.structs.replace(
+                kv.entered_in(done) if kv is not None else done,
+                weights_pull_s=pulled.seconds,
+                weights_bytes=pulled.bytes,
+            )
+        finally:
+            if kv is not None:
+                kv.end()
 
     def prefill(self, request: PrefillRequest, context: CallContext) -> PrefillDone:
-        raise NotImplementedError
+        pulled: PullStats = getattr(self._thread, "pulled", PullStats())
+        name = f"call-{next(self._calls)}"
+        use = PrefixUse(cuts=[], publish=True)
+        runtime, serving, kv = self._served(name, request.model, use, context)
+        done = PrefillDone()
+        if kv is not None:
+            try:
+                check_roster(Roster(request.prompts, [], request.cuts), serving.config)
+                done = prefill(name, request, context, runtime, serving, kv)
+            finally:
+                kv.end()
+        return msgspec.structs.replace(
+            done, weights_pull_s=pulled.seconds, weights_bytes=pulled.bytes
+        )
 
     def readings(self) -> Sequence[Reading]:
         return list(self._stats.readings())
@@ -103,11 +116,36 @@ class VllmEngine:
         with self._lock:
             self._stop()
 
+    def _served(
+        self, name: str, ref: ModelRef, use: PrefixUse | None, context: CallContext
+    ) -> tuple[Runtime, Serving, KvUse | None]:
+        """Raises ``TransientError`` if other weights are served by now."""
+        with self._lock:
+            if self._runtime is None:
+                raise InternalError("no version has been loaded yet")
+            if not self._updater.shows(ref):
+                raise TransientError("this instance serves other weights now")
+            kv = None
+            if self._receipts is not None:
+                size, block = kv_token_bytes(self._config, ref.dtype), self._stats.block_tokens
+                kv = KvUse(name, ref, context.store.url, use, self._receipts, block, size)
+            serving = Serving(
+                config=self._config,
+                version=ref.version,
+                salt=self._updater.salt,
+                epoch=self._runtime.epoch,
+                max_batch=0,
+                adapter=self._updater.adapter,
+                transfer=kv and kv.transfer,
+            )
+            return self._runtime, serving, kv
+
     def _start(self, ref: ModelRef) -> None:
         self._stop()
         self._config = model_config(ref.path)
         arguments = engine_arguments(ref, self._options, self._accelerator)
         self._runtime = Runtime(arguments, self._stats)
+        self._receipts = Receipts() if arguments.kv_transfer_config else None
         self._stats.starts += 1
         self._base = (ref.path, ref.dtype)
 
@@ -115,8 +153,11 @@ class VllmEngine:
         runtime, self._runtime = self._runtime, None
         self._base = ("", "")
         self._updater.reset()
+        receipts, self._receipts = self._receipts, None
         if runtime is not None:
             runtime.close()
+        if receipts is not None:
+            receipts.close()
 
     def _update(self, ref: ModelRef, store: ObjectStore) -> PullStats:
         assert self._runtime is not None
