@@ -141,8 +141,7 @@ class Drafter:
         if not rows:
             return {}
         found = list(rows.values())
-        contexts = [_context(tokens[i], row.length) for i, row in rows.items()]
-        matches = self._index.find(np.stack(contexts))
+        matches = self._index.find(_contexts(rows, tokens))
         # What a row repeats of its own it may repeat again: its text goes on where it ends.
         own = matches.segment == np.array([row.document.segment for row in found])
         available = np.where((matches.matched > 0) & own, self._most, matches.available)
@@ -168,8 +167,8 @@ def _tail(tokens: Tokens, length: int) -> bytes:
     return tokens[max(0, length - TAIL) : length].tobytes()
 
 
-def _context(tokens: Tokens, length: int) -> Tokens:
-    context = np.full(CONTEXT, NOTHING, np.int32)
-    count = min(CONTEXT, length)
-    context[CONTEXT - count :] = tokens[length - count : length]
-    return context
+def _contexts(rows: dict[int, _Row], tokens: Tokens) -> Tokens:
+    """The rows' last tokens ``[B, L]``."""
+    columns = np.array([row.length for row in rows.values()])[:, None] + np.arange(-CONTEXT, 0)
+    lie = np.array(list(rows))[:, None]
+    return np.where(columns >= 0, tokens[lie, np.maximum(columns, 0)], np.int32(NOTHING))

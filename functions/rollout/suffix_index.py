@@ -12,7 +12,7 @@ Legend: B rows, P positions, W ways, O orders, L = ``CONTEXT``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ Integers = npt.NDArray[np.int64]
 ORDERS = (48, 12, 4)
 """Lengths of context that are looked up. The longest tells prompts apart that end in the same
 template; the shortest is the shortest match."""
+SHORTEST = ORDERS[-1]
 CONTEXT = 64
 """Tokens by which matches are compared; what lies before a sequence's beginning is ``NOTHING``."""
 NOTHING = -1
@@ -66,10 +67,13 @@ class SuffixIndex:
         slots = max(2, half // (4 * WAYS * len(ORDERS)))
         self._bits = slots.bit_length() - 1
         self._tokens: Tokens = np.zeros(self._num_segments * _STRIDE, np.int32)
+        self._long = np.lib.stride_tricks.sliding_window_view(self._tokens, CONTEXT)
+        self._short = np.lib.stride_tricks.sliding_window_view(self._tokens, SHORTEST)
         self._ends: Integers = np.zeros(self._num_segments, np.int64)
         self._serials: Integers = np.full(self._num_segments, -1, np.int64)
         self._table: Tokens = np.zeros((len(ORDERS), 1 << self._bits, WAYS), np.int32)
         self._num_opened = 0
+        self._empty = np.full(CONTEXT, NOTHING, np.int32)
         random = np.random.default_rng(0)
         self._multipliers = random.integers(1, 1 << 62, CONTEXT, dtype=np.uint64) * 2 + 1
 
@@ -82,8 +86,15 @@ class SuffixIndex:
     def append(self, documents: Sequence[Document], pieces: Sequence[Tokens]) -> None:
         """Documents grow by pieces ``[n]``; a new ``Document()`` begins one."""
         if documents:
-            written = [self._write(d, p) for d, p in zip(documents, pieces, strict=True)]
-            self._enter(np.concatenate(written))
+            written = [
+                part
+                for document, piece in zip(documents, pieces, strict=True)
+                for part in self._write(document, piece)
+            ]
+            if written:
+                firsts, counts = np.array(written, np.int64).T
+                begun = np.cumsum(counts) - counts
+                self._enter(np.repeat(firsts - begun, counts) + np.arange(counts.sum()))
 
     def find(self, contexts: Tokens) -> Matches:
         """The longest match of each context ``[B, L]``, the newest of equals. Contexts end in the
@@ -97,18 +108,18 @@ class SuffixIndex:
         ).astype(np.int64)  # [B, O * W]
         segments = candidates // _STRIDE
         available = segments * _STRIDE + self._ends[segments] - candidates
-        windows = self._windows(candidates)  # [B, O * W, L]
-        same = windows[..., ::-1] == contexts[:, None, ::-1]
-        matched = np.logical_and.accumulate(same, axis=-1).sum(-1)
-        good = (candidates > 0) & (available > 0) & (matched >= ORDERS[-1])
-        score = np.where(good, matched * (self._num_opened + 1) + self._serials[segments], -1)
-        rows = np.arange(len(contexts))
-        best = score.argmax(axis=1)
-        found = good[rows, best]
+        last = self._short[np.maximum(candidates - SHORTEST, 0)] == contexts[:, None, -SHORTEST:]
+        good = np.nonzero((candidates > 0) & (available > 0) & last.all(-1))  # pairs, few
+        same = self._windows(candidates[good]) == contexts[good[0]]
+        matched = np.zeros(candidates.shape, np.int64)
+        matched[good] = np.logical_and.accumulate(same[:, ::-1], axis=-1).sum(-1)
+        score = matched * (self._num_opened + 1) + np.where(matched, self._serials[segments], 0)
+        best = (np.arange(len(contexts)), score.argmax(axis=1))
+        found = matched[best] > 0
         return Matches(
-            position=np.where(found, candidates[rows, best], 0),
-            available=np.where(found, available[rows, best], 0),
-            matched=np.where(found, matched[rows, best], 0),
+            position=np.where(found, candidates[best], 0),
+            available=np.where(found, available[best], 0),
+            matched=matched[best],
         )
 
     def read(self, position: int, count: int) -> list[int]:
@@ -116,14 +127,13 @@ class SuffixIndex:
         tokens: list[int] = self._tokens[position : position + count].tolist()
         return tokens
 
-    def _write(self, document: Document, piece: Tokens) -> Integers:
-        """Positions ``[P]`` of the piece's tokens."""
-        positions: list[Integers] = []
+    def _write(self, document: Document, piece: Tokens) -> Iterator[tuple[int, int]]:
+        """Where the piece's tokens lie now: first positions and counts."""
         begin = 0
         while begin < len(piece):
             segment = document.segment
             if segment < 0 or self._serials[segment] != document.serial:
-                self._open(document, np.full(CONTEXT, NOTHING, np.int32))
+                self._open(document, self._empty)
             elif self._ends[segment] == _STRIDE:
                 end = (segment + 1) * _STRIDE
                 self._open(document, self._tokens[end - CONTEXT : end].copy())
@@ -133,9 +143,8 @@ class SuffixIndex:
             first = segment * _STRIDE + end
             self._tokens[first : first + count] = piece[begin : begin + count]
             self._ends[segment] = end + count
-            positions.append(np.arange(first, first + count))
+            yield first, count
             begin += count
-        return np.concatenate(positions) if positions else np.zeros(0, np.int64)
 
     def _open(self, document: Document, context: Tokens) -> None:
         segment = self._num_opened % self._num_segments
@@ -153,8 +162,8 @@ class SuffixIndex:
             self._table[order, self._keys(windows, length), ways] = positions
 
     def _windows(self, positions: Integers) -> Tokens:
-        """What stands before positions ``[..., L]``."""
-        return self._tokens[positions[..., None] + np.arange(-CONTEXT, 0)]
+        """What stands before positions ``[..., L]``; before 0, which is nowhere, something."""
+        return self._long[np.maximum(positions - CONTEXT, 0)]
 
     def _keys(self, windows: Tokens, length: int) -> Integers:
         """Slots of the last ``length`` tokens."""
