@@ -44,27 +44,29 @@ def make_tokenizer(chat_template: str | None = None) -> Any:
     return tokenizer
 
 
-def make_model(seed: int = 0) -> Any:
-    """A random Llama of 0.11M parameters (hidden 64, 2 layers, 4 heads, 2 key-value heads)."""
+def make_model(seed: int = 0, **changes: Any) -> Any:
+    """A random Llama of 0.11M parameters (hidden 64, 2 layers, 4 heads, 2 key-value heads), with
+    ``changes`` of its configuration."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        dtype="float32",
-    )
+    shape: dict[str, Any] = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.2,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "dtype": "float32",
+    }
+    config = LlamaConfig(**shape | changes)
     return LlamaForCausalLM(config).eval()
 
 
