@@ -58,12 +58,14 @@ class _Look:
 
 @dataclass
 class _Account:
-    """Of one request: blocks on their way into the store, and whether more can come."""
+    """Of one request: blocks on their way into the store, and whether more can come. Its loads, as
+    look-ups come back, are one."""
 
     place: Place
     lock: threading.Lock = field(default_factory=threading.Lock)
     under_way: int = 0
     finished: bool = False
+    loaded_until_s: float = 0.0
     sum: Receipt = field(default_factory=lambda: Receipt(""))
 
     def add(self, **more: Any) -> None:
@@ -310,7 +312,10 @@ class ObjectTier(SecondaryTierManager):
             if look is not None:
                 look.found = False
         if done:
-            account.add(loads=1, load_s=time.monotonic() - job.begun_s)
+            first, now_s = not account.loaded_until_s, time.monotonic()
+            since_s = max(job.begun_s, account.loaded_until_s)
+            account.loaded_until_s = now_s
+            account.add(loads=int(first), load_s=now_s - since_s)
         self._threads.do(partial(self._tell, account))
 
     def _failed(self, job: Job[OffloadKey], account: _Account) -> None:
