@@ -88,14 +88,15 @@ def step_metrics(spec: JobSpec, facts: StepFacts) -> dict[str, float]:
         "prefill/tokens_saved": stats.prefill_saved,
         "prefill/kv_bytes": stats.kv_bytes,
         **_hit_shares(stats),
-        **_drafting(stats),
+        **drafting_metrics(stats),
         "weights/pulled_bytes": stats.weights_bytes,
         "tokens_per_s": sum(lengths) / times.step_s if times.step_s > 0 else 0.0,
     }
     return finite(metrics)
 
 
-def _drafting(stats: RolloutStats) -> dict[str, float]:
+def drafting_metrics(stats: RolloutStats) -> dict[str, float]:
+    """Nothing where nothing was drafted."""
     if not stats.draft_tokens:
         return {}
     return {
