@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from functions.rollout.vllm_engine.kv_place import Place, nothing, transfer
-from functions.rollout.vllm_engine.kv_use import KvUse
+from functions.rollout.vllm_engine.kv_use import KvSizes, KvUse
 from functions.rollout.vllm_engine.receipts import Receipts
 from functions.rollout.vllm_engine.transfers import Patience
 from prefix_cache.keys import KvIdentity
@@ -126,6 +126,7 @@ def test_another_version_job_model_or_dtype_is_a_miss(
 ) -> None:
     stored(tiers, str(tmp_path), receipts)
     tier = tiers()
+    rows = tiers.rows
     others = [("m", "job", 1, "float32"), ("m", "other", 0, "float32")]
     for number, identity in enumerate(others):
         context = request(tier, str(tmp_path), receipts, number, identity=KvIdentity(*identity))
@@ -135,7 +136,7 @@ def test_another_version_job_model_or_dtype_is_a_miss(
         other = request(tier, str(tmp_path), receipts, 10 + number, identity=KvIdentity(*identity))
         tier.submit_load(job(other, number, load=True, keys=KEYS[:1]))
         assert not result(tier).success
-        assert not tiers.rows.any()
+        assert not rows.any()
         stored(tiers, str(tmp_path), receipts)  # the load has thrown it away
 
 
@@ -234,7 +235,7 @@ def test_a_store_that_hangs_holds_up_neither_the_engine_nor_a_prefill(
     tier = tiers()
     ref = ModelRef(path="m", job="job", version=0)
     use = PrefixUse(cuts=[], publish=True)
-    kv = KvUse("call", ref, str(tmp_path), use, receipts, block_tokens=128, token_bytes=32)
+    kv = KvUse("call", ref, str(tmp_path), use, receipts, KvSizes(128, 32, 1 << 20))
     context = ReqContext("r", kv_transfer_params=kv.transfer([512]))
     tier.on_new_request(context)
     tier.submit_store(job(context, 1, load=False))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from vllm.config import WeightTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from functions.modeling import model_config
 from functions.rollout.vllm_engine.adapters import room_for
+from functions.rollout.vllm_engine.kv_use import kv_token_bytes
 from functions.rollout.vllm_engine.offload import kv_transfer_config
 from functions.rollout.vllm_engine.plugin import BACKEND
 from functions.rollout.vllm_engine.speculation import speculation
@@ -18,6 +20,7 @@ CPU_KV_BYTES = 1 << 30
 
 def engine_arguments(ref: ModelRef, options: EngineOptions, accelerator: str) -> AsyncEngineArgs:
     cpu = accelerator == "cpu"
+    token_bytes = kv_token_bytes(model_config(ref.path), ref.dtype) if options.kv_store else 0
     arguments = AsyncEngineArgs(
         model=ref.path,
         dtype=ref.dtype,
@@ -30,7 +33,7 @@ def engine_arguments(ref: ModelRef, options: EngineOptions, accelerator: str) ->
         distributed_executor_backend="uni" if options.tensor_parallel == 1 else "mp",
         weight_transfer_config=WeightTransferConfig(backend=BACKEND),
         disable_log_stats=False,
-        kv_transfer_config=kv_transfer_config(accelerator) if options.kv_store else None,
+        kv_transfer_config=kv_transfer_config(accelerator, token_bytes) if token_bytes else None,
         generation_config="vllm",  # what a request does not say is nobody else's to decide
         **speculation(options, accelerator),
     )

@@ -25,7 +25,8 @@ from functions.rollout.roster import Roster
 from functions.rollout.vllm_engine.arguments import engine_arguments
 from functions.rollout.vllm_engine.generation import Generation, Serving
 from functions.rollout.vllm_engine.kv_prefill import prefill
-from functions.rollout.vllm_engine.kv_use import KvUse, kv_token_bytes
+from functions.rollout.vllm_engine.kv_use import KvSizes, KvUse, kv_token_bytes
+from functions.rollout.vllm_engine.offload import host_bytes_of
 from functions.rollout.vllm_engine.receipts import Receipts
 from functions.rollout.vllm_engine.runtime import Runtime
 from functions.rollout.vllm_engine.speculation import check_sampling
@@ -52,6 +53,7 @@ class VllmEngine:
         self._lock = threading.Lock()
         self._runtime: Runtime | None = None
         self._receipts: Receipts | None = None  # None: it stores no keys and values
+        self._host_bytes = 0
         self._updater = Updater(workdir, adapters=options.lora_rank > 0)
         self._base = ("", "")
         self._config: Any = None
@@ -127,8 +129,12 @@ class VllmEngine:
                 raise TransientError("this instance serves other weights now")
             kv = None
             if self._receipts is not None:
-                size, block = kv_token_bytes(self._config, ref.dtype), self._stats.block_tokens
-                kv = KvUse(name, ref, context.store.url, use, self._receipts, block, size)
+                sizes = KvSizes(
+                    block_tokens=self._stats.block_tokens,
+                    token_bytes=kv_token_bytes(self._config, ref.dtype),
+                    host_bytes=self._host_bytes,
+                )
+                kv = KvUse(name, ref, context.store.url, use, self._receipts, sizes)
             serving = Serving(
                 config=self._config,
                 version=ref.version,
@@ -136,7 +142,7 @@ class VllmEngine:
                 epoch=self._runtime.epoch,
                 max_batch=0,
                 adapter=self._updater.adapter,
-                transfer=kv and kv.transfer,
+                transfer=None if kv is None else kv.transfer,
             )
             return self._runtime, serving, kv
 
@@ -145,7 +151,9 @@ class VllmEngine:
         self._config = model_config(ref.path)
         arguments = engine_arguments(ref, self._options, self._accelerator)
         self._runtime = Runtime(arguments, self._stats)
-        self._receipts = Receipts() if arguments.kv_transfer_config else None
+        kv = arguments.kv_transfer_config
+        self._receipts = Receipts() if kv is not None else None
+        self._host_bytes = host_bytes_of(kv) if kv is not None else 0
         self._stats.starts += 1
         self._base = (ref.path, ref.dtype)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 from functions.context import CallContext
 from functions.rollout.vllm_engine.asking import Asked, Deltas, Generate, Manner
@@ -33,27 +34,33 @@ def prefill(
     use: KvUse,
 ) -> PrefillDone:
     """Raises ``TransientError`` if the call is stopped or the weights change under it."""
-    began = time.perf_counter()
-    asked = list(_requests(name, request, use))
-    deltas: Deltas = queue.SimpleQueue()
     greedy = SamplingParams(temperature=0.0)
     manner = Manner(greedy, (), serving.salt, serving.epoch, serving.adapter)
-    engine.generate(asked, manner, deltas)
-    try:
-        cached = _heard(asked, deltas, context)
-    except RlhflessError:
-        engine.abort([each.id for each in asked])
-        raise
-    computed_s = time.perf_counter() - began
-    found, arrived = use.stored(min(ARRIVE_S, context.remaining_s))
+    computed = cached = 0
+    computed_s = 0.0
+    found, arrived = use.stored(0.0)
+    waves = _waves(list(_beginnings(request, use)), use.sizes.host_tokens // 2)
+    for turn, wave in enumerate(waves):
+        began = time.perf_counter()
+        asked = [
+            Generate(f"{name}-{turn}-{number}", number, tokens, 1, 0, use.transfer(cuts))
+            for number, (tokens, cuts) in enumerate(wave)
+        ]
+        reused = _generated(asked, manner, engine, context)
+        cached += reused
+        computed += sum(len(tokens) for tokens, _ in wave) - reused
+        computed_s += time.perf_counter() - began
+        found, arrived = use.stored(min(ARRIVE_S, context.remaining_s))
+        if not arrived:
+            break
     if not arrived or found.failed:
         _log.warning(
-            "prefixes of %d prompts: %d blocks were stored, %d were there, %d failed%s",
-            *(len(asked), found.published, found.present, found.failed),
-            "" if arrived else "; it was not waited for the rest",
+            "of prefixes, %d blocks were stored, %d were there, %d failed%s",
+            *(found.published, found.present, found.failed),
+            "" if arrived else "; the rest is not waited for",
         )
     return PrefillDone(
-        tokens_computed=sum(len(each.tokens) for each in asked) - cached,
+        tokens_computed=computed,
         tokens_loaded=cached,
         prefill_s=max(0.0, computed_s - found.load_s),
         published_bytes=found.published_bytes,
@@ -61,26 +68,47 @@ def prefill(
     )
 
 
-def _requests(name: str, request: PrefillRequest, use: KvUse) -> Iterator[Generate]:
-    """Different beginnings; those too short to fill a block are left out."""
+_Beginning: TypeAlias = tuple[tuple[int, ...], list[int]]
+"""Of a prompt, as far as it can be stored, with its cuts."""
+
+
+def _beginnings(request: PrefillRequest, use: KvUse) -> Iterator[_Beginning]:
+    """Different ones; prompts too short to fill a block are left out."""
     wanted = {
         tuple(tokens[:length]): cuts
         for tokens, cuts in zip(request.prompts, request.cuts, strict=True)
         if (length := use.stored_tokens(cuts))
     }
-    for number, (tokens, cuts) in enumerate(wanted.items()):
-        yield Generate(
-            id=f"{name}-{number}",
-            key=number,
-            tokens=tokens,
-            max_tokens=1,
-            seed=0,
-            transfer=use.transfer(cuts),
-        )
+    yield from wanted.items()
 
 
-def _heard(asked: list[Generate], deltas: Deltas, context: CallContext) -> int:
-    """Wait for the end of all; the prompt tokens that vLLM had cached."""
+def _waves(beginnings: Sequence[_Beginning], room: int) -> Iterator[list[_Beginning]]:
+    """As many at once as fit between vLLM's cache and the store; of more, vLLM would drop some."""
+    wave: list[_Beginning] = []
+    for beginning in beginnings:
+        if wave and sum(len(tokens) for tokens, _ in (*wave, beginning)) > room:
+            yield wave
+            wave = []
+        wave.append(beginning)
+    if wave:
+        yield wave
+
+
+def _generated(
+    asked: Sequence[Generate], manner: Manner, engine: Asked, context: CallContext
+) -> int:
+    """The prompt tokens that vLLM had cached, or loaded."""
+    deltas: Deltas = queue.SimpleQueue()
+    engine.generate(asked, manner, deltas)
+    try:
+        return _heard(asked, deltas, context)
+    except RlhflessError:
+        engine.abort([each.id for each in asked])
+        raise
+
+
+def _heard(asked: Sequence[Generate], deltas: Deltas, context: CallContext) -> int:
+    """Wait for the end of all."""
     cached = 0
     missing = len(asked)
     while missing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -17,10 +18,22 @@ PUBLISH_S = 2.0
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
+@dataclass(frozen=True)
+class KvSizes:
+    """Of an engine. ``host_bytes``: for blocks between its cache and the object store."""
+
+    block_tokens: int
+    token_bytes: int
+    host_bytes: int
+
+    @property
+    def host_tokens(self) -> int:
+        return self.host_bytes // self.token_bytes
+
+
 class KvUse:
     """Of the call ``name``, whose requests all have weights ``ref``. ``use`` None: it leaves the
-    store alone. Blocks have ``block_tokens`` tokens of ``token_bytes`` bytes; of a prompt only
-    whole ones are stored."""
+    store alone. Of a prompt only whole blocks are stored."""
 
     def __init__(
         self,
@@ -29,14 +42,12 @@ class KvUse:
         store_url: str,
         use: PrefixUse | None,
         receipts: Receipts,
-        block_tokens: int,
-        token_bytes: int,
+        sizes: KvSizes,
     ) -> None:
+        self.sizes = sizes
         self._name = name
         self._use = use or PrefixUse(cuts=[], load=False, publish=False)
         self._receipts = receipts
-        self._block_tokens = block_tokens
-        self._token_bytes = token_bytes
         self._place = Place(
             store=store_url,
             identity=KvIdentity(ref.path, ref.job, ref.version, ref.dtype),
@@ -49,7 +60,8 @@ class KvUse:
 
     def stored_tokens(self, cuts: Sequence[int]) -> int:
         """Of a prompt's beginning, what can be in the store."""
-        return cuts[-1] // self._block_tokens * self._block_tokens if cuts else 0
+        block = self.sizes.block_tokens
+        return cuts[-1] // block * block if cuts else 0
 
     def transfer(self, cuts: Sequence[int]) -> dict[str, Any]:
         """What the next request is told."""
@@ -73,15 +85,15 @@ class KvUse:
             found = self._receipts.so_far(self._name)
         return msgspec.structs.replace(
             done,
-            prefill_loaded=found.loaded * self._block_tokens,
+            prefill_loaded=found.loaded * self.sizes.block_tokens,
             prefill_s=max(0.0, done.prefill_s - found.load_s),
             kv_loads=found.loads,
             kv_load_s=found.load_s,
             kv_loaded_bytes=found.loaded_bytes,
             kv_publish_s=found.publish_s,
             kv_published_bytes=found.published_bytes,
-            kv_token_bytes=self._token_bytes,
-            kv_block_tokens=self._block_tokens,
+            kv_token_bytes=self.sizes.token_bytes,
+            kv_block_tokens=self.sizes.block_tokens,
         )
 
     def end(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import platform
 import shutil
@@ -23,19 +24,28 @@ from prefix_cache.blocks import layout_name
 CPU_HOST_BYTES = 256 << 20
 GPU_HOST_BYTES = 4 << 30
 """Of main memory, for blocks on their way between accelerator and object store."""
-LEAST_CHUNKS = 16
+LEAST_TOKENS = 2048
+"""With room for fewer, nothing is stored or loaded at all."""
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  where vLLM has them
 _SHARE = 4
 """Of the shared memory that is free, an instance takes one part in so many at most."""
-_LEAST_BYTES = 16 << 20
+_log = logging.getLogger(__name__)
 
 
-def kv_transfer_config(accelerator: str) -> KVTransferConfig | None:
-    """None where there is no shared memory to speak of (a container's default is 64 MB)."""
-    free = shutil.disk_usage(_SHARED_MEMORY).free // _SHARE
-    host_bytes = min(free, CPU_HOST_BYTES if accelerator == "cpu" else GPU_HOST_BYTES)
-    if host_bytes < _LEAST_BYTES:
+def kv_transfer_config(accelerator: str, token_bytes: int) -> KVTransferConfig | None:
+    """For a model whose keys and values take ``token_bytes`` a token; None where there is too
+    little shared memory (a container's default is 64 MB)."""
+    least = LEAST_TOKENS * token_bytes
+    wanted = max(least, CPU_HOST_BYTES if accelerator == "cpu" else GPU_HOST_BYTES)
+    free = shutil.disk_usage(_SHARED_MEMORY).free // _SHARE if _has_shared_memory() else 0
+    if free < least:
+        _log.warning(
+            "keys and values of prefixes are neither stored nor loaded: that takes %d MB of %s, "
+            "where %d may be used",
+            *(least >> 20, _SHARED_MEMORY, free >> 20),
+        )
         return None
+    host_bytes = min(free, wanted)
     return KVTransferConfig(
         kv_connector="OffloadingConnector",
         kv_role="kv_both",
@@ -48,12 +58,24 @@ def kv_transfer_config(accelerator: str) -> KVTransferConfig | None:
     )
 
 
+def host_bytes_of(config: KVTransferConfig) -> int:
+    """What ``kv_transfer_config`` has decided."""
+    return int(config.kv_connector_extra_config["cpu_bytes_to_use"])
+
+
+def _has_shared_memory() -> bool:
+    return os.path.isdir(_SHARED_MEMORY)
+
+
 class StoreOffloadingSpec(TieringOffloadingSpec):
     """vLLM's tiers with the object store below; on CPUs, too."""
 
+    num_chunks: int
+    _worker: OffloadingWorker | None
+
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
-        self.num_chunks = max(self.num_chunks, LEAST_CHUNKS)
+        self.num_chunks = max(self.num_chunks, 1)  # a region of nothing cannot be mapped
         self.secondary_tier_configs = [
             {
                 "type": "ObjectTier",

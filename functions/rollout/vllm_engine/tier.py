@@ -45,6 +45,7 @@ from rlhfless.objects import ObjectStore
 
 _log = logging.getLogger(__name__)
 _DRAIN_S = 0.005
+WARN_S = 10.0
 
 
 @dataclass
@@ -99,6 +100,7 @@ class ObjectTier(SecondaryTierManager):
         self._accounts: dict[str, _Account] = {}
         self._jobs: dict[JobId, tuple[TransferJob, Job[OffloadKey]]] = {}
         self._ended: list[JobResult] = []
+        self._warned_s = -WARN_S
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -151,7 +153,7 @@ class ObjectTier(SecondaryTierManager):
         try:
             found = self._store(place).exists(name)
         except Exception as error:  # the task boundary: it is a miss
-            _log.warning("prefixes are not looked up: %s", error)
+            self._warn("prefixes are not looked up", error)
             found = False
         if look.found is None:  # not given up meanwhile
             look.found = found
@@ -173,7 +175,7 @@ class ObjectTier(SecondaryTierManager):
         try:
             data = self._read(account.place, key)
         except Exception as error:  # the task boundary: the block is computed
-            _log.warning("a prefix is computed that was to be loaded: %r", error)
+            self._warn("a prefix is computed that was to be loaded", error)
             self._failed(job, account)
             return
         if job.carry(key, lambda: self._copy_in(chunk, data)):
@@ -222,7 +224,7 @@ class ObjectTier(SecondaryTierManager):
             if "published" in moved:
                 moved["publish_s"] = time.monotonic() - began
         except Exception as error:  # the task boundary: the block is not stored
-            _log.warning("a prefix is not stored: %r", error)
+            self._warn("a prefix is not stored", error)
             moved = {"failed": 1}
         if not copied:
             job.carry(key, lambda: None)
@@ -325,6 +327,13 @@ class ObjectTier(SecondaryTierManager):
     def _stalled(self, what: str) -> None:
         _log.warning("the object store does not answer; %s of prefixes was given up", what)
         self._patience.lost()
+
+    def _warn(self, what: str, error: Exception) -> None:
+        """Now and then: a store that fails does so for each block."""
+        now_s = time.monotonic()
+        if now_s - self._warned_s >= WARN_S:
+            self._warned_s = now_s
+            _log.warning("%s: %r", what, error)
 
     # --- what they share ----------------------------------------------------------------------
 
