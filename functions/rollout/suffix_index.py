@@ -163,10 +163,12 @@ class SuffixIndex:
 
     def _windows(self, positions: Integers) -> Tokens:
         """What stands before positions ``[..., L]``; before 0, which is nowhere, something."""
-        return self._long[np.maximum(positions - CONTEXT, 0)]
+        windows: Tokens = self._long[np.maximum(positions - CONTEXT, 0)]
+        return windows
 
     def _keys(self, windows: Tokens, length: int) -> Integers:
         """Slots of the last ``length`` tokens."""
         last = windows[:, -length:].astype(np.uint64)
         hashed = (last * self._multipliers[:length]).sum(axis=1)
-        return (hashed >> np.uint64(64 - self._bits)).astype(np.int64)
+        keys: Integers = (hashed >> np.uint64(64 - self._bits)).astype(np.int64)
+        return keys
