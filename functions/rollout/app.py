@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -15,6 +16,8 @@ from functions.rollout.transformers_engine import TransformersEngine
 from functions.rollout.vllm_engine.environment import prepare_environment
 from rlhfless.errors import UserError
 from rlhfless.messages import Frame, PrefillRequest, Request, RolloutRequest
+
+_log = logging.getLogger(__name__)
 
 
 class Rollout:
@@ -58,10 +61,12 @@ def _engine(config: FunctionConfig) -> Engine:
                 param="rollout.engine",
                 hint="pip install 'rlhfless[vllm]', or set rollout.engine: transformers",
             )
-        prepare_environment(config.accelerator, config.threads)
+        prepare_environment(config.accelerator, config.threads, config.workdir)
         from functions.rollout.vllm_engine.engine import VllmEngine  # imports vLLM: seconds
 
         return VllmEngine(options, config.accelerator, config.workdir)
+    if options.drafting is not None:
+        _log.warning("rollout.drafting is off: it needs the engine vllm")
     return TransformersEngine(device_for(config.accelerator))
 
 

@@ -33,6 +33,7 @@ from tests.support.rollout import (
     make_request,
     make_tasks,
 )
+from tests.support.vllm_models import make_model
 
 pytestmark = pytest.mark.slow
 
@@ -42,29 +43,9 @@ LONG = 400
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """vLLM's attention on CPUs takes heads of 32 and more."""
     folder = tmp_path_factory.mktemp("updated-model")
     make_model(0).save_pretrained(folder)
     return folder
-
-
-def make_model(seed: int) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-        initializer_range=0.2,
-        pad_token_id=0,
-        dtype="float32",
-    )
-    return LlamaForCausalLM(config).eval()
 
 
 @pytest.fixture

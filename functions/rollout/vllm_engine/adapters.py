@@ -44,7 +44,7 @@ class Adapters:
         """The version, under a name and a number of its own, so that neither the adapter nor keys
         and values are ever taken for those of another. Raises as ``pull`` does."""
         manifest, tensors = pull(store, job, version)
-        folder = tempfile.mkdtemp(prefix=f"adapter-v{version}-", dir=self._workdir)
+        folder = os.path.abspath(tempfile.mkdtemp(prefix=f"adapter-v{version}-", dir=self._workdir))
         try:
             save_file(
                 {_PREFIX + name: tensor.contiguous() for name, tensor in tensors.items()},

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 PARENT_VARIABLE = "RLHFLESS_VLLM_PARENT"
 """The process that vLLM's processes belong to; see ``plugin``."""
 
+_LONGEST_FOLDER = 107 - len("/01234567-89ab-cdef-0123-456789abcdef")
+"""Of a Unix socket that vLLM makes: its path has at most 107 bytes."""
 
-def prepare_environment(accelerator: str, threads: int) -> None:
-    """What the operator has set stays."""
+
+def prepare_environment(accelerator: str, threads: int, workdir: str = ".") -> None:
+    """What the operator has set stays. ``workdir``: vLLM leaves sockets and files behind, and
+    there they go with the instance; ``.``: it has no place of its own."""
+    os.environ[PARENT_VARIABLE] = str(os.getpid())  # not that of who started us
+    if workdir != "." and len(os.fsencode(folder := os.path.abspath(workdir))) <= _LONGEST_FOLDER:
+        os.environ["TMPDIR"] = folder
+        tempfile.tempdir = None
     wanted = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_PLUGINS": "rlhfless",
-        PARENT_VARIABLE: str(os.getpid()),
     }
     if accelerator == "cpu":
         wanted |= {

@@ -24,6 +24,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from functions.rollout.vllm_engine.answering import Answer
 from functions.rollout.vllm_engine.asking import Delta, Deltas, Generate, Manner
+from functions.rollout.vllm_engine.plugin import vllm_starts
 from functions.rollout.vllm_engine.stats import EngineStats
 from functions.rollout.vllm_engine.stats_logger import StatsLogger
 from rlhfless.errors import CapacityError, TransientError, UserError
@@ -67,7 +68,8 @@ class Runtime:
         except (ValueError, NotImplementedError) as error:
             raise UserError(f"vLLM cannot serve this: {_last(error)}", param="rollout") from error
         try:
-            return AsyncLLM.from_vllm_config(config, stat_loggers=[logger])
+            with vllm_starts():
+                return AsyncLLM.from_vllm_config(config, stat_loggers=[logger])
         except (RuntimeError, ValueError, MemoryError) as error:
             raise CapacityError(f"vLLM could not start: {_last(error)}") from error
 
