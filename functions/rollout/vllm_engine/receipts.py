@@ -51,6 +51,7 @@ class Receipts:
         self._socket.bind(_name(self.address))
         self._sums: dict[str, Receipt] = {}
         self._arrived = threading.Condition()
+        self._closed = False
         self._thread = threading.Thread(target=self._read, name="kv-receipts", daemon=True)
         self._thread.start()
 
@@ -81,18 +82,20 @@ class Receipts:
             self._sums.pop(call, None)
 
     def close(self) -> None:
+        self._closed = True
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
         self._socket.close()
 
     def _read(self) -> None:
         decoder = msgspec.msgpack.Decoder(Receipt)
-        while data := self._socket.recv(_MOST_BYTES):
+        while not self._closed:
+            data = self._socket.recv(_MOST_BYTES)
             try:
                 receipt = decoder.decode(data)
             except msgspec.MsgspecError:
-                continue  # of somebody who guessed the name
+                continue  # nothing, at the end, or from somebody who guessed the name
             with self._arrived:
                 if receipt.call in self._sums:
                     self._sums[receipt.call] += receipt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -72,6 +73,9 @@ def test_what_was_moved_is_entered_for_its_call(receipts: Receipts) -> None:
     sender = ReceiptSender()
     sender.send(receipts.address, Receipt("call-1", loads=1, loaded=2, loaded_bytes=64, load_s=0.5))
     sender.send(receipts.address, Receipt("nobody", loads=1))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        for data in (b"", b"\xc1", b"\x80"):
+            stranger.sendto(data, "\0" + receipts.address)
     sender.send(receipts.address, Receipt("call-1", ended=1))
     assert one.stored(5.0)[1]
     done = one.entered_in(RolloutDone(prefill_s=2.0))
