@@ -14,10 +14,19 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from functions.rollout.engine import Engine
 from functions.rollout.vllm_engine.asking import Deltas, Generate, Manner
+from functions.weights.tensors import publish
 from rlhfless.engines import DraftingOptions, EngineOptions
 from rlhfless.errors import UserError
 from rlhfless.messages import SamplingParams
-from tests.support.rollout import generate, make_prompts, make_request, make_tasks
+from rlhfless.objects import ObjectStore
+from tests.support.rollout import (
+    Outcome,
+    generate,
+    make_context,
+    make_prompts,
+    make_request,
+    make_tasks,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -85,16 +94,17 @@ def answers(engine: Any, model: Path, prompts: list[list[int]], max_tokens: int)
 def test_drafts_change_neither_tokens_nor_log_probs(
     model_dir: Path, vllm_engine: Engine, drafting_engine: Any
 ) -> None:
-    prompts = make_prompts([9, 30, 14, 150, 64] * 2, seed=1)
-    prompts += prompts[:3]  # siblings
-    plain = answers(vllm_engine, model_dir, prompts, 80)
     before = drafting_engine._stats.accepted_tokens
-    for _ in range(2):  # with nothing to go by but their own text; then with all that was said
-        drafted = answers(drafting_engine, model_dir, prompts, 80)
-        assert drafted[0] == plain[0]
-        for got, want in zip(drafted[1], plain[1], strict=True):
-            np.testing.assert_allclose(got, want, atol=1e-5)
-    assert drafting_engine._stats.accepted_tokens - before > 100
+    for seed in range(4):
+        prompts = make_prompts([9, 30 + 30 * seed], seed=10 + seed)
+        prompts.append(prompts[0])  # a sibling
+        plain = answers(vllm_engine, model_dir, prompts, 80)
+        for _ in range(2):  # with nothing to go by but their own text; then with all that was said
+            drafted = answers(drafting_engine, model_dir, prompts, 80)
+            assert drafted[0] == plain[0]
+            for got, want in zip(drafted[1], plain[1], strict=True):
+                np.testing.assert_allclose(got, want, atol=1e-5)
+    assert drafting_engine._stats.accepted_tokens - before > 4 * 3 * 50
 
 
 def test_earlier_responses_to_a_prompt_are_accepted_as_drafts(
@@ -122,6 +132,29 @@ def test_a_sibling_that_comes_later_drafts_from_those_before(
     assert group.tokens == alone.tokens * 4
     assert group.end.accepted_tokens > 4 * 35
     assert group.end.accepted_tokens > 3 * alone.end.accepted_tokens
+
+
+def test_responses_of_earlier_weights_are_drafts_for_later_ones(
+    model_dir: Path, vllm_engine: Engine, drafting_engine: Engine, tmp_path: Path
+) -> None:
+    store = f"file://{tmp_path}/store"
+    random = torch.Generator().manual_seed(1)
+    changed = {
+        name: tensor + 1e-3 * torch.randn(tensor.shape, generator=random)
+        for name, tensor in LlamaForCausalLM.from_pretrained(model_dir).state_dict().items()
+    }
+    publish(ObjectStore(store), "job", 0, changed, kind="full", call_id="train")
+    prompts, tasks = make_prompts([20] * 3, seed=6), make_tasks(3, 1, 60)
+
+    def run(engine: Engine, version: int) -> Outcome:
+        request = make_request(
+            model_dir, prompts, tasks, version=version, store=store, temperature=0.0
+        )
+        return generate(request, engine, make_context(store))
+
+    earlier, later = run(drafting_engine, 0), run(drafting_engine, 1)
+    assert later.tokens == run(vllm_engine, 1).tokens != earlier.tokens
+    assert later.end.accepted_tokens > earlier.end.accepted_tokens + 20
 
 
 def test_fewer_draft_tokens_in_a_fuller_batch(model_dir: Path, drafting_engine: Engine) -> None:
