@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import msgspec
@@ -128,7 +128,7 @@ class Running:
         self.outcome = Outcome([[] for _ in request.samples], [[] for _ in request.samples])
         self.error: Exception | None = None
         self._engine = engine
-        self._begun = multiprocessing.Event()
+        self._begun = Event()
         self._thread = Thread(target=self._run)
         self._thread.start()
         assert self._begun.wait(60)
@@ -217,6 +217,7 @@ def test_an_update_hands_back_what_runs_with_every_token(
     assert sorted([*first.reasons, *first.end.unfinished]) == [0, 1, 2, 3]
     assert 3 in first.end.unfinished
     assert first.tokens[3] == []
+    assert value(engine, "engine_running") == value(engine, "engine_kv_usage") == 0
     rest = [
         continued(task, tokens)
         for task, tokens in zip(call.request.samples, first.tokens, strict=True)
@@ -270,6 +271,21 @@ def test_a_version_that_is_not_to_be_had_changes_nothing(
     request = ask(model_dir, store, 0, make_tasks(2, 1, 8))
     assert_of(models[0], request, served(engine, request))
     assert value(engine, "engine_starts") == starts
+
+
+def test_an_update_that_fails_half_way_costs_a_start_and_no_more(
+    vllm_engine: Engine, store: ObjectStore, model_dir: Path
+) -> None:
+    model = make_model(0)
+    odd = dict(model.named_parameters()) | {"model.norm.weight": torch.zeros(7)}
+    publish(store, "job", 0, odd, kind="full", call_id="odd")
+    request = ask(model_dir, store, 0, make_tasks(2, 1, 8))
+    served(vllm_engine, request)
+    starts = value(vllm_engine, "engine_starts")
+    with pytest.raises(TransientError, match="could not take version 1"):
+        vllm_engine.ensure(ModelRef(path=str(model_dir), job="job", version=1), store)
+    assert_of(model, request, served(vllm_engine, request))
+    assert value(vllm_engine, "engine_starts") == starts + 1
 
 
 def test_an_engine_whose_core_is_killed_says_so_and_starts_again(

@@ -138,9 +138,11 @@ class Runtime:
             answer.task = self._loop.create_task(answer.run(self.llm), name=asked.id)
             answer.task.add_done_callback(self._over)
             self._answers[asked.id] = answer
+        self.stats.asked = len(self._answers)
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._answers.pop(task.get_name()).over()
+        self.stats.asked = len(self._answers)
 
     async def _ended(self, ids: Collection[str]) -> None:
         while left := [name for name in ids if name in self._answers]:
@@ -164,7 +166,6 @@ class Runtime:
     async def _stop(self) -> None:
         await _cancelled([answer.task for answer in self._answers.values()])
         self.llm.shutdown(timeout=STOP_S)
-        self.stats.stopped()
         await _cancelled(asyncio.all_tasks() - {asyncio.current_task()})  # whoever waits is told
 
     # ------------------------------------------------------------------------------------------

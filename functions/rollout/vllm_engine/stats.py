@@ -13,9 +13,13 @@ class EngineStats:
     """Counters since the instance began, over restarts of its engine; written by one thread, read
     anywhere. Prompt tokens by where their keys and values came from: ``computed``, ``local`` (the
     engine's own cache), ``external`` (the connector). ``ttft_s``, ``tpot_s`` and ``update_s`` are
-    sums, with their counts; an update that failed counts in ``failed_updates`` alone."""
+    sums, with their counts; an update that failed counts in ``failed_updates`` alone.
+
+    ``asked``: samples in vLLM's hands. It tells ``running``, ``waiting`` and ``kv_usage`` with its
+    iterations, and has none after the last sample was aborted."""
 
     iterations: int = 0
+    asked: int = 0
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
@@ -45,12 +49,7 @@ class EngineStats:
 
     @property
     def kv_tokens(self) -> int:
-        return round(self.kv_usage * self.kv_capacity)
-
-    def stopped(self) -> None:
-        """Nothing runs and nothing is held any more."""
-        self.running = self.waiting = 0
-        self.kv_usage = 0.0
+        return round(self.kv_usage * self.kv_capacity) if self.asked else 0
 
     def updated(self, seconds: float, size: int) -> None:
         self.updates += 1
@@ -63,9 +62,11 @@ class EngineStats:
         def counter(name: str, text: str, value: float, **labels: str) -> Reading:
             return Reading(f"engine_{name}", text, value, "counter", labels=labels)
 
-        yield Reading("engine_running", "Samples in the engine's batch", self.running)
-        yield Reading("engine_waiting", "Samples that wait for room in it", self.waiting)
-        yield Reading("engine_kv_usage", "Share of the KV cache in use, 0 to 1", self.kv_usage)
+        running, waiting = min(self.running, self.asked), min(self.waiting, self.asked)
+        usage = self.kv_usage if self.asked else 0.0
+        yield Reading("engine_running", "Samples in the engine's batch", running)
+        yield Reading("engine_waiting", "Samples that wait for room in it", waiting)
+        yield Reading("engine_kv_usage", "Share of the KV cache in use, 0 to 1", usage)
         yield Reading(
             "engine_kv_capacity_tokens", "Tokens that the KV cache holds", self.kv_capacity
         )

@@ -92,15 +92,15 @@ class Updater:
         version = {"job": ref.job, "version": ref.version}
 
         async def load(llm: AsyncLLM) -> None:
-            self.broken = True
             await llm.start_weight_update()
             await llm.update_weights(WeightTransferUpdateRequest(update_info=version))
             await llm.finish_weight_update(weight_version=f"{ref.job}:{ref.version}")
-            self.broken = False
 
         fetch = WeightTransferInitRequest(init_info={"store": store.url, **version})
         runtime.do(runtime.llm.init_weight_transfer_engine(fetch))
+        self.broken = True
         runtime.exchange(load)
+        self.broken = False
 
     def _exchange_adapter(
         self, runtime: Runtime, adapters: Adapters, ref: ModelRef, store: ObjectStore

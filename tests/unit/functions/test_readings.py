@@ -47,7 +47,7 @@ def test_readings_are_taken_at_every_scrape() -> None:
     metrics = shell_metrics(engine)
     before = scraped(metrics)
     assert before["rlhfless_engine_running", ""] == ("gauge", 0)
-    engine.stats.running, engine.stats.kv_usage = 3, 0.25
+    engine.stats.asked, engine.stats.running, engine.stats.kv_usage = 4, 3, 0.25
     engine.stats.local = 896
     engine.stats.ttft_s, engine.stats.first_tokens = 1.5, 6
     engine.stats.updated(2.0, 1000)
@@ -72,10 +72,18 @@ def test_every_series_says_whose_it_is() -> None:
     assert all('function="rollout"' in line for line in series)
 
 
-def test_a_stopped_engine_runs_nothing_but_keeps_its_counts() -> None:
-    stats = EngineStats(running=2, waiting=1, kv_usage=0.5, iterations=9)
-    stats.stopped()
-    assert (stats.running, stats.waiting, stats.kv_usage, stats.iterations) == (0, 0, 0.0, 9)
+def test_an_engine_that_has_no_samples_runs_none_whatever_it_told_last() -> None:
+    engine = Engine()
+    engine.stats = EngineStats(
+        asked=0, running=2, waiting=1, kv_usage=0.5, iterations=9, kv_blocks=8, block_tokens=16
+    )
+    found = scraped(shell_metrics(engine))
+    for name in ("running", "waiting", "kv_usage"):
+        assert found[f"rlhfless_engine_{name}", ""] == ("gauge", 0)
+    assert found["rlhfless_engine_iterations_total", ""] == ("counter", 9)
+    assert engine.stats.kv_tokens == 0
+    engine.stats.asked = 9
+    assert engine.stats.kv_tokens == 64
 
 
 def test_functions_without_readings_have_none() -> None:
