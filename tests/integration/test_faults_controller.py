@@ -54,6 +54,9 @@ class Samples:
         self._seen += [(calls, sample) for sample in finished]
         return finished
 
+    def all_in(self, data: bytes) -> bool:
+        return all(sample.encode() in data for _, sample in self._seen)
+
     def assert_generated_once(self) -> None:
         calls = self._place.calls()
         for begun, sample in self._seen:
@@ -147,6 +150,9 @@ def test_a_killed_job_store_ends_the_run_and_nothing_is_lost(
     place.gate("rollout", "step-000000/rollout/actor-*", after="Finished")
     running = place.start_job("run", gated=True)
     hold_up(place, Stop("rollout", ""), running, samples)
+    # While its disk is slow Redis answers up to two seconds before it writes.
+    written = place.folder / "run" / "redis" / "appendonly.aof"
+    wait_for(lambda: samples.all_in(written.read_bytes()), "what was journaled is in Redis's file")
     (server,) = (pid for pid, words in place.processes().items() if "redis-server" in words)
     os.kill(server, signal.SIGKILL)
     place.open("rollout")

@@ -89,6 +89,7 @@ def test_a_phone_shows_every_page_without_scrolling_sideways(
         tab.open(place)
         page.locator("main h1").wait_for()
         page.wait_for_load_state("networkidle") if place == "#/submit" else None
+        page.locator("table.jobs tbody tr").first.wait_for() if place == "#/jobs" else None
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], place
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (ground == "rgb(20, 22, 26)") == (scheme == "dark")
