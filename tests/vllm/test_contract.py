@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from functions.rollout.engine import Engine
 from functions.weights.tensors import publish
+from rlhfless.engines import EngineOptions
 from rlhfless.errors import TransientError, UserError
 from rlhfless.messages import (
     CallInfo,
@@ -23,6 +25,7 @@ from rlhfless.messages import (
     Tokens,
 )
 from rlhfless.objects import ObjectStore
+from tests.conftest import make_model
 from tests.support.rollout import (
     Outcome,
     generate,
@@ -279,3 +282,14 @@ def test_requests_that_cannot_be_served(
 ) -> None:
     with pytest.raises(UserError, match=message):
         generate(make_request(tiny_model_dir, prompts, [task]), engine)
+
+
+def test_a_model_that_vllm_would_die_of_is_refused(
+    start_vllm: Callable[[EngineOptions], Engine], tmp_path: Path
+) -> None:
+    make_model().save_pretrained(tmp_path)  # heads of 16
+    engine = start_vllm(EngineOptions(name="vllm"))
+    with pytest.raises(UserError, match="heads of 32, 64") as raised:
+        engine.ensure(ModelRef(path=str(tmp_path), job="job", version=0), ObjectStore("memory://"))
+    assert raised.value.param == "rollout.engine"
+    engine.close()

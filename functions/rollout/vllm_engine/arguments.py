@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vllm.config import WeightTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from functions.modeling import model_config
 from functions.rollout.vllm_engine.adapters import room_for
-from functions.rollout.vllm_engine.kv_use import kv_token_bytes
+from functions.rollout.vllm_engine.kv_use import head_size, kv_token_bytes
 from functions.rollout.vllm_engine.offload import kv_transfer_config
 from functions.rollout.vllm_engine.plugin import BACKEND
 from functions.rollout.vllm_engine.speculation import speculation
 from rlhfless.engines import EngineOptions
+from rlhfless.errors import UserError
 from rlhfless.messages import ModelRef
 
 CPU_KV_BYTES = 1 << 30
@@ -19,8 +23,12 @@ CPU_KV_BYTES = 1 << 30
 
 
 def engine_arguments(ref: ModelRef, options: EngineOptions, accelerator: str) -> AsyncEngineArgs:
+    """Raises ``UserError`` for a model that vLLM cannot serve there, and would die of."""
     cpu = accelerator == "cpu"
-    token_bytes = kv_token_bytes(model_config(ref.path), ref.dtype) if options.kv_store else 0
+    config = model_config(ref.path)
+    if cpu:
+        _check_heads(config)
+    token_bytes = kv_token_bytes(config, ref.dtype) if options.kv_store else 0
     arguments = AsyncEngineArgs(
         model=ref.path,
         dtype=ref.dtype,
@@ -47,3 +55,14 @@ def engine_arguments(ref: ModelRef, options: EngineOptions, accelerator: str) ->
         arguments.max_lora_rank = room_for(options.lora_rank)
         arguments.max_loras = 1
     return arguments
+
+
+def _check_heads(config: Any) -> None:
+    size, known = head_size(config), CPUAttentionBackend.get_supported_head_sizes()
+    if size not in known:
+        raise UserError(
+            f"vLLM's attention for CPUs takes heads of {', '.join(map(str, known))} dimensions, "
+            f"and the model's have {size}",
+            param="rollout.engine",
+            hint="set rollout.engine: transformers",
+        )

@@ -100,10 +100,15 @@ class KvUse:
         self._receipts.end(self._name)
 
 
+def head_size(config: Any) -> int:
+    text = config.get_text_config()
+    size: int = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return size
+
+
 def kv_token_bytes(config: Any, dtype: str) -> int:
     """Of one token's keys and values in all layers, as the model's configuration has it."""
     text = config.get_text_config()
-    heads = text.num_attention_heads
-    dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    return int(2 * text.num_hidden_layers * kv_heads * dim * _ITEM_BYTES[dtype])
+    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    layers = 2 * text.num_hidden_layers
+    return int(layers * kv_heads * head_size(config) * _ITEM_BYTES[dtype])
