@@ -10,6 +10,7 @@ from tests.support.runs import ROOT
 # The page's words for when a metric is there -> whether a run can tell (``None``: it may be there).
 KL, PPO, SECOND = "with a KL penalty", "with PPO", "from the second step"
 LEARNED = "something was to be learned"
+DRAFTED = "with [drafting](drafting.md), something was drafted"  # by none of our runs here
 PERHAPS = {
     "both vary",
     "such calls were measured in an earlier step",
@@ -48,7 +49,7 @@ def _metrics(rewards: Iterable[str]) -> tuple[set[str], dict[str, str]]:
             always |= set(found)
             continue
         when, _ = others
-        assert when in {KL, PPO, SECOND, LEARNED} | PERHAPS, f"what does {when!r} mean?"
+        assert when in {KL, PPO, SECOND, LEARNED, DRAFTED} | PERHAPS, f"what does {when!r} mean?"
         sometimes |= dict.fromkeys(found, when)
     return always, sometimes
 
