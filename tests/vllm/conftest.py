@@ -24,6 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             # What vLLM and what it imports warn of is not for us to mend.
             item.add_marker(pytest.mark.filterwarnings("default"))
+            item.add_marker(pytest.mark.filterwarnings("ignore:Unclosed context <zmq"))
 
 
 @pytest.fixture(scope="session")
