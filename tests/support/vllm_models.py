@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests.conftest import make_model as make_tiny_model
 
 
-def make_model(seed: int) -> Any:
-    """Of 0.08M random parameters, with a context of 512."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
+def make_model(seed: int = 0, context: int = 512) -> Any:
+    """Of 0.08M random parameters."""
+    return make_tiny_model(
+        seed,
         intermediate_size=96,
-        num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=512,
-        initializer_range=0.2,
-        pad_token_id=0,
-        dtype="float32",
+        max_position_embeddings=context,
+        tie_word_embeddings=False,
     )
-    return LlamaForCausalLM(config).eval()

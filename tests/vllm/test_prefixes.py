@@ -30,7 +30,6 @@ from rlhfless.messages import (
 )
 from rlhfless.objects import ObjectStore
 from tests.support.rollout import (
-    VOCABULARY,
     Outcome,
     generate,
     make_context,
@@ -38,6 +37,7 @@ from tests.support.rollout import (
     make_request,
     make_tasks,
 )
+from tests.support.vllm_models import make_model as make_small_model
 from tests.vllm.conftest import Start
 
 pytestmark = pytest.mark.slow
@@ -52,25 +52,8 @@ PUBLISH = PrefixUse(cuts=[[LENGTH - 1]], load=False, publish=True)
 
 
 def make_model(seed: int = 0) -> Any:
-    """A random Llama with room for long prompts; vLLM has no smaller heads on CPUs."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=1200,
-        initializer_range=0.2,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        dtype="float32",
-    )
-    return LlamaForCausalLM(config).eval()
+    """With room for long prompts."""
+    return make_small_model(seed, context=1200)
 
 
 @pytest.fixture(scope="module")

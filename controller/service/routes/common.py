@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Mapping
 from typing import Annotated
 
 from fastapi import Depends, Header, Query, Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 
 from controller.service.http import Needs
 from controller.service.keys import ApiKey
@@ -38,3 +38,9 @@ def answered(
     where = {} if location is None else {"Location": location}
     body = document.model_dump_json().encode()
     return Response(body, status, {**where, **(headers or {})}, "application/json")
+
+
+def server_sent(events: AsyncIterable[str]) -> StreamingResponse:
+    """Server-Sent Events as an answer that nobody on the way keeps or holds back."""
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(events, 200, headers, media_type="text/event-stream")

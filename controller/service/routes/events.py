@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator
 from typing import Annotated
 
 from fastapi import APIRouter, Header
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
 from controller.service.documents import event_document
 from controller.service.events import check_cursor
 from controller.service.keys import ApiKey
-from controller.service.routes.common import After, Limit, Reader
+from controller.service.routes.common import After, Limit, Reader, server_sent
 from controller.service.service import Service
 from controller.service.states import FINAL
 from rlhfless import rest
@@ -41,9 +41,7 @@ def router(service: Service) -> APIRouter:
         await service.registry.get(key.tenant, job)
         cursor = check_cursor(last_event_id or after)
         if "text/event-stream" in accept:
-            stream = _stream(service, key, job, cursor)
-            headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-            return StreamingResponse(stream, 200, headers, media_type="text/event-stream")
+            return server_sent(_stream(service, key, job, cursor))
         page = await service.events.read(job, cursor, limit)
         data = [event_document(event) for event in page.data]
         return rest.Page(data=data, has_more=page.has_more)

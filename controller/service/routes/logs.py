@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator
 from typing import Annotated
 
 from fastapi import APIRouter, Header
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
 from controller.service.events import check_cursor
 from controller.service.keys import ApiKey
-from controller.service.routes.common import After, Limit, Reader
+from controller.service.routes.common import After, Limit, Reader, server_sent
 from controller.service.routes.events import CHECK_KEY_S, RETRY_MS
 from controller.service.service import Service
 from controller.service.states import FINAL
@@ -41,9 +41,7 @@ def router(service: Service) -> APIRouter:
         await service.registry.get(key.tenant, job)
         cursor = check_cursor(last_event_id or after)
         if "text/event-stream" in accept:
-            stream = _stream(service, key, job, cursor)
-            headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-            return StreamingResponse(stream, 200, headers, media_type="text/event-stream")
+            return server_sent(_stream(service, key, job, cursor))
         return await service.logs.read(job, cursor, limit)
 
     return routes

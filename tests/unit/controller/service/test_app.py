@@ -6,51 +6,24 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import fakeredis
 import httpx
 import pytest
-from fastapi import FastAPI
 from redis.asyncio import Redis
 
 from controller.service.app import create_app
-from controller.service.keys import ApiKeys, Scope
 from controller.service.service import Service as Parts
 from controller.service.settings import Settings
+from tests.support.service_api import SPEC, Api
 
-SPEC = {
-    "model": {"path": "org/model"},
-    "dataset": {"path": "org/data"},
-    "rewards": [{"http": "http://reward"}],
-}
 NO_JOB = "job-" + "0" * 28
 
 
-def app(redis: Redis) -> FastAPI:
-    settings = Settings(
-        folder="/nowhere",
-        store="memory://service",
-        max_body_bytes=5000,
-        allowed_urls=("http://reward",),
-    )
-    return create_app(Parts(redis, settings))
-
-
-class Service:
+class Service(Api):
     """``client`` has no key; the others are of two tenants."""
 
-    def __init__(self) -> None:
-        self.server = fakeredis.FakeServer()
-        self.redis = fakeredis.FakeAsyncRedis(server=self.server)
-        self.app = app(self.redis)
-        self.client = self.with_key("")
-
-    def with_key(self, text: str) -> httpx.AsyncClient:
-        headers = {"Authorization": f"Bearer {text}"} if text else {}
-        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        return httpx.AsyncClient(transport=transport, base_url="http://service", headers=headers)
-
-    async def user(self, tenant: str, scope: Scope) -> httpx.AsyncClient:
-        return self.with_key((await ApiKeys(self.redis).create(tenant, "test", scope))[1])
+    @property
+    def client(self) -> httpx.AsyncClient:
+        return self.nobody
 
 
 def with_service(test: Callable[[Service], Awaitable[None]]) -> None:
@@ -247,7 +220,8 @@ def test_a_redis_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
     async def main() -> None:
         server = await asyncio.start_server(hang, "127.0.0.1", 0)
         redis = Redis(port=server.sockets[0].getsockname()[1])  # without a limit of its own
-        transport = httpx.ASGITransport(app(redis))
+        settings = Settings(folder="/nowhere", store="memory://hanging")
+        transport = httpx.ASGITransport(create_app(Parts(redis, settings)))
         async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
             assert (await client.get("/readyz")).status_code == 503
         until.set()
@@ -260,7 +234,7 @@ def test_a_redis_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_document_describes_the_body_of_a_job() -> None:
-    document = app(fakeredis.FakeAsyncRedis()).openapi()
+    document = Service().app.openapi()
     body = document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]
     schemas = document["components"]["schemas"]
     assert body["schema"]["$ref"] == "#/components/schemas/JobSpec"
