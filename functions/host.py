@@ -31,6 +31,9 @@ from rlhfless.errors import RlhflessError, UserError
 from rlhfless.messages import FUNCTION_NAMES, FunctionName
 
 TOKEN_VARIABLE = "RLHFLESS_FUNCTION_TOKEN"  # noqa: S105  (the name of a variable)
+INSTANCE_HEADER = "x-rlhfless-instance"
+"""Names the machine that answers, which in a cluster is the pod: callers behind a load balancer
+cannot know otherwise."""
 DRAIN_GRACE_S = 20.0
 _FLUSH_S = 2.0
 _log = logging.getLogger(__name__)
@@ -161,6 +164,7 @@ async def _serve(config: HostConfig, function: Function) -> None:
             access_log=False,
             lifespan="off",
             ws="none",
+            headers=[(INSTANCE_HEADER, os.environ.get("HOSTNAME") or socket.gethostname())],
             timeout_keep_alive=3600,  # the controller closes connections, so none breaks in between
         )
     )

@@ -275,7 +275,7 @@ class Kube:
         path: str,
         query: Mapping[str, str],
         body: Object | None,
-        timeout: aiohttp.ClientTimeout,
+        limits: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:
         kind = "application/apply-patch+yaml" if method == "PATCH" else "application/json"
         request = await self._client.param_serialize(
@@ -286,7 +286,7 @@ class Kube:
             body=body,
             auth_settings=["BearerToken"],
         )
-        answer = await self._client.call_api(*request, _request_timeout=timeout)
+        answer = await self._client.call_api(*request, _request_timeout=limits)
         response: aiohttp.ClientResponse = answer.response
         if response.status < 300:
             return response

@@ -30,6 +30,7 @@ from starlette.routing import Route
 Object = dict[str, Any]
 Key = tuple[str, str, str]
 """API (``apis/serving.knative.dev/v1``), plural, namespace."""
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
 class ApiError(Exception):
@@ -212,7 +213,9 @@ class KubeApi:
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncGenerator[KubeApi, None]:
         routes = [
-            Route(f"/{head}/{tail}", self._answer, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+            Route(
+                f"/{head}/{tail}", self._answer, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]
+            )
             for head in ("api/{version}", "apis/{group}/{version}")
             for tail in (
                 "namespaces/{namespace}/{plural}/{name}/status",
@@ -261,7 +264,9 @@ class KubeApi:
         store = self.store
         match verb:
             case "watch":
-                return StreamingResponse(self._watch(key, dict(query)), media_type="application/json")
+                return StreamingResponse(
+                    self._watch(key, dict(query)), media_type="application/json"
+                )
             case "list":
                 items = store.all(key, parse_selector(query.get("labelSelector", "")))
                 start = int(query.get("continue") or 0)
@@ -382,4 +387,7 @@ async def serve(app: Any) -> AsyncGenerator[str, None]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
-        await task
+        try:
+            await task
+        finally:
+            listening.close()

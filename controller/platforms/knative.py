@@ -1,0 +1,320 @@
+"""The Knative platform: function instances as pods of Knative Services, one Service a function.
+
+Entering applies the Services (``knative_manifest``), which takes no node yet; calls go to the URLs
+that their status names, when a pod has room (``knative_pool``); what runs is learnt by following
+the pods (``knative_pods``). Leaving deletes the Services and waits for their pods to end. What a
+controller that crashed has left is taken over by whoever drives the job next, since names follow
+from the job, or removed by ``knative_garbage``.
+
+A Service bears its holder's name: a controller that has lost a job to another one finds it changed
+and leaves it alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any
+
+from controller.ledger import Ledger
+from controller.platforms.base import Deployment, Instance
+from controller.platforms.knative_calls import NotAdmittedError, Terms, call, new_client, steer
+from controller.platforms.knative_garbage import delete_held
+from controller.platforms.knative_manifest import (
+    PORT,
+    job_labels,
+    lanes,
+    service_manifest,
+    service_name,
+)
+from controller.platforms.knative_pods import Pods
+from controller.platforms.knative_pool import KnativePool, Route
+from controller.platforms.knative_settings import KnativeSettings
+from controller.platforms.knative_status import read_pod, read_service
+from controller.platforms.kube import PODS, SERVICES, Kind, Kube, Object
+from rlhfless.errors import CapacityError, InternalError, RlhflessError, UserError
+from rlhfless.messages import ROUTES, AnyFrame, FunctionName, Request, SteerRequest
+
+_RETRY_PAUSE_S = 0.05
+_LONGEST_RETRY_PAUSE_S = 2.0
+_CHECK_S = 0.5
+_LEAVE_S = 60.0
+"""How long to wait for pods to end; Kubernetes ends them in any case."""
+_log = logging.getLogger(__name__)
+
+
+class KnativePlatform:
+    """``async with KnativePlatform(...) as platform``. ``job`` names what the functions belong to;
+    ``token`` is what they ask of their callers; ``kube`` stays the caller's to close."""
+
+    def __init__(
+        self,
+        deployments: Sequence[Deployment],
+        *,
+        job: str,
+        ledger: Ledger,
+        kube: Kube,
+        settings: KnativeSettings,
+        token: str,
+    ) -> None:
+        for deployment in deployments:
+            if deployment.function not in settings.functions:
+                raise UserError(
+                    f"this cluster has no {deployment.function} function",
+                    hint=f"set functions.{deployment.function}.image in the chart's values",
+                )
+        self.job = job
+        self.holder = uuid.uuid4().hex
+        self._deployments = list(deployments)
+        self._kube = kube
+        self._settings = settings
+        self._client = new_client()
+        self._terms = Terms(token, settings.request_timeout_s, settings.silence_s)
+        self._pools: dict[FunctionName, KnativePool] = {}
+        self._routes: dict[str, Route] = {}
+        self._functions: dict[str, FunctionName] = {}
+        self._pods = Pods(self._functions, ledger, lambda: asyncio.get_running_loop().time())
+        self._serving: dict[tuple[str, str], str] = {}  # by job and call: the pod's name
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: RlhflessError | None = None
+        self._changed = asyncio.Event()
+        self._closing = False
+        for deployment in deployments:
+            self._pools[deployment.function] = self._new_pool(deployment)
+
+    def _new_pool(self, deployment: Deployment) -> KnativePool:
+        settings, routes = self._settings, []
+        for lane in lanes(deployment, settings.functions[deployment.function]):
+            route = Route(
+                service_name(settings, self.job, lane), lane, self._pods, deployment.concurrency
+            )
+            self._routes[route.name] = route
+            self._functions[route.name] = deployment.function
+            routes.append(route)
+        timeouts = float(settings.start_timeout_s), float(settings.request_timeout_s)
+        return KnativePool(deployment, routes, self._client, *timeouts)
+
+    async def __aenter__(self) -> KnativePlatform:
+        """Apply the Services; returns when the API server has them, before they are ready."""
+        try:
+            owner = await self._owner()
+            async with asyncio.TaskGroup() as group:
+                for deployment in self._deployments:
+                    for route in self._pools[deployment.function].routes:
+                        manifest = service_manifest(
+                            self._settings, self.job, deployment, route.lane, self.holder, owner
+                        )
+                        group.create_task(
+                            self._kube.apply(SERVICES, manifest, self._settings.namespace)
+                        )
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, BaseExceptionGroup):
+                raise error.exceptions[0] from None
+            raise
+        self._begin(self._follow(SERVICES))
+        self._begin(self._follow(PODS))
+        self._begin(self._check())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # --- the platform's five methods --------------------------------------------------------------
+
+    async def invoke(self, request: Request) -> AsyncGenerator[AnyFrame, None]:
+        pool = self._pool(ROUTES[type(request)][0])
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self._settings.start_timeout_s
+        pause_s = _RETRY_PAUSE_S
+        again = False
+        while True:
+            if self._closing:
+                raise CapacityError("the platform is closing")
+            if self._failure is not None:
+                raise self._failure
+            route = await pool.acquire(first=again)
+            sent = _Sent(self, pool, route, (request.call.job, request.call.id))
+            try:
+                assert route.view.url is not None, "a route without a URL has no free pods"
+                stream = call(self._client, route.view.url, request, self._terms, sent.admitted)
+                async with contextlib.aclosing(stream) as frames:
+                    async for frame in frames:
+                        yield frame
+                return
+            except NotAdmittedError as refused:
+                # It drains, ends a call that was aborted, or was scaled down: no fault of this one.
+                if loop.time() > give_up_s:
+                    raise refused.error from None
+                again = True
+            finally:
+                sent.ended()
+            await asyncio.sleep(pause_s)
+            pause_s = min(_LONGEST_RETRY_PAUSE_S, 2 * pause_s)
+
+    async def steer(self, request: SteerRequest) -> bool:
+        """Knative cannot address pods, so this goes to the pod itself, as the chart's network
+        policy lets the controller do."""
+        pod = self._serving.get((request.call.job, request.target))
+        address = self._pods.address(pod) if pod and self._settings.direct_steering else ""
+        if not address:
+            return False
+        host = f"[{address}]" if ":" in address else address
+        return await steer(self._client, f"http://{host}:{PORT}", request, self._terms)
+
+    async def scale(self, function: FunctionName, count: int) -> None:
+        """What is above ``count`` goes when Knative's scale-down delay is over."""
+        pool = self._pool(function)
+        if not self._closing:
+            pool.warm = count
+            pool.serve()
+
+    def instances(self) -> tuple[Instance, ...]:
+        return self._pods.instances()
+
+    async def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        for pool in self._pools.values():
+            await pool.close()
+        namespace = self._settings.namespace
+        try:
+            deleted = [
+                await delete_held(self._kube, namespace, name, self.holder) for name in self._routes
+            ]
+            if self._tasks and any(deleted):
+                await self._until_gone()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._pods.close()
+            await self._client.aclose()
+
+    # --- for who drives several jobs --------------------------------------------------------------
+
+    def bound(self, function: FunctionName, most: int) -> None:
+        """Have no more than ``most`` instances at work until told otherwise; 0: calls wait. What
+        is idle then goes when Knative's scale-down delay is over."""
+        pool = self._pool(function)
+        pool.most = min(most, pool.deployment.max_instances)
+        pool.serve()
+
+    # --- what the cluster tells -------------------------------------------------------------------
+
+    async def _follow(self, kind: Kind) -> None:
+        labels = job_labels(self._settings, self.job)
+        following = self._kube.follow(kind, self._settings.namespace, labels)
+        async with contextlib.aclosing(following) as snapshots:
+            async for snapshot in snapshots:
+                if kind is PODS:
+                    self._pods.update(read_pod(pod) for pod in snapshot.values())
+                else:
+                    self._take_services(snapshot)
+                self._wake()
+
+    def _take_services(self, snapshot: dict[str, Object]) -> None:
+        for name, route in self._routes.items():
+            if name in snapshot:
+                route.view = read_service(snapshot[name])
+            elif route.view.url is not None and not self._closing:
+                self._fail(CapacityError(f"somebody deleted the Knative service {name}"))
+
+    def _wake(self) -> None:
+        self._changed.set()
+        if not self._closing:
+            for pool in self._pools.values():
+                pool.serve()
+
+    async def _check(self) -> None:
+        while True:
+            for pool in self._pools.values():
+                pool.check()
+            await asyncio.sleep(_CHECK_S)
+
+    async def _until_gone(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                while self._pods.num_left and self._failure is None:
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    # --- parts ------------------------------------------------------------------------------------
+
+    async def _owner(self) -> Object | None:
+        """A reference to what our Services go with; None where the settings name nothing."""
+        owner = self._settings.owner
+        if owner is None:
+            return None
+        group = owner.api_version
+        api = f"apis/{group}" if "/" in group else f"api/{group}"
+        kind = Kind(api, owner.plural)
+        found = await self._kube.get(kind, owner.name, self._settings.namespace)
+        if found is None:
+            detail = f"there is no {owner.kind} {owner.name} that functions could belong to"
+            raise UserError(detail, param="owner.name")
+        return {
+            "apiVersion": group,
+            "kind": owner.kind,
+            "name": owner.name,
+            "uid": found["metadata"]["uid"],
+        }
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            if task.cancelled() or (error := task.exception()) is None:
+                return
+            if not isinstance(error, RlhflessError):
+                _log.error("following the cluster failed", exc_info=error)
+                error = InternalError(f"following the cluster failed: {error}")
+            self._fail(error)
+
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(ended)
+
+    def _fail(self, error: RlhflessError) -> None:
+        self._failure = error
+        for pool in self._pools.values():
+            pool.fail_waiting(error)
+        self._changed.set()
+
+    def _pool(self, function: FunctionName) -> KnativePool:
+        try:
+            return self._pools[function]
+        except KeyError:
+            raise InternalError(f"the function {function} is not deployed here") from None
+
+    def began(self, name: tuple[str, str], pod: str) -> bool:
+        """A pod has taken a call; False: it is none that we know."""
+        self._serving[name] = pod
+        return self._pods.began(pod)
+
+    def ended(self, name: tuple[str, str], pod: str) -> None:
+        if self._serving.get(name) == pod:
+            del self._serving[name]
+        self._pods.ended(pod)
+
+
+class _Sent:
+    """A call on its way: in the pool's count until its pod tells its name, then in the pod's."""
+
+    def __init__(
+        self, platform: KnativePlatform, pool: KnativePool, route: Route, name: tuple[str, str]
+    ) -> None:
+        self._platform, self._pool, self._route, self._name = platform, pool, route, name
+        self._pod: str | None = None
+
+    def admitted(self, pod: str) -> None:
+        if self._platform.began(self._name, pod):
+            self._pod = pod
+            self._route.unplaced -= 1
+
+    def ended(self) -> None:
+        if self._pod is not None:
+            self._platform.ended(self._name, self._pod)
+        self._pool.release(self._route, placed=self._pod is not None)

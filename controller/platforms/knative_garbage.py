@@ -1,0 +1,46 @@
+"""Removing Knative Services: one's own, and what controllers that are gone have left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection
+
+from controller.platforms.knative_manifest import HOLDER, JOB, release_labels
+from controller.platforms.knative_settings import KnativeSettings
+from controller.platforms.kube import SERVICES, Kube
+
+_log = logging.getLogger(__name__)
+
+
+async def delete_held(kube: Kube, namespace: str, name: str, holder: str) -> bool:
+    """Delete a Service unless somebody else has taken it over; whether it is gone."""
+    while (service := await kube.get(SERVICES, name, namespace)) is not None:
+        if service["metadata"].get("annotations", {}).get(HOLDER) != holder:
+            return False
+        if await kube.delete(SERVICES, service):
+            return True
+    return True
+
+
+async def collect(
+    kube: Kube, settings: KnativeSettings, live: Callable[[], Awaitable[Collection[str]]]
+) -> list[str]:
+    """Delete the Services of this release whose jobs nobody runs any more; their names.
+
+    ``live`` tells the jobs that run, or are about to. It is asked after the Services have been
+    listed: a job that begins in between is among them. A Service that changes hands meanwhile is
+    left for the next time.
+    """
+    services, _ = await kube.list(SERVICES, settings.namespace, release_labels(settings))
+    if not services:
+        return []
+    running = await live()
+    removed = []
+    for service in services:
+        metadata = service["metadata"]
+        if metadata.get("annotations", {}).get(JOB) in running:
+            continue
+        if await kube.delete(SERVICES, service):
+            _log.info("removed %s, which an earlier controller left", metadata["name"])
+            removed.append(metadata["name"])
+    return removed

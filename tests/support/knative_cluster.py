@@ -1,0 +1,396 @@
+"""What Knative and Kubernetes do about the objects in ``kube_api``, with processes as pods.
+
+Reconciles Knative Services: conditions come over several updates, then a URL; behind the URL an
+activator holds each request until a pod has room for it, brings pods up by the number of requests
+(never more than ``max-scale``), and lets them go after the scale-down delay. A pod is a real
+``functions.host`` process on a loopback address of its own, at the port its container names; its
+state is told through the API, and it ends by SIGTERM, by SIGKILL, or as it likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+import sys
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from starlette.types import Receive, Scope, Send
+
+from tests.support.kube_api import ApiError, Change, KubeApi, Object, serve
+
+SERVICES = "apis/serving.knative.dev/v1"
+TOKEN = "the token of functions"
+TICK_S = 0.02
+
+
+@dataclass(eq=False)
+class Pod:
+    name: str
+    ip: str
+    process: asyncio.subprocess.Process | None = None
+    ready: bool = False
+    stopping: bool = False
+    calls: int = 0
+    idle_since_s: float = 0.0
+
+
+@dataclass(eq=False)
+class Revision:
+    """What serves one Knative Service now."""
+
+    service: Object
+    pods: list[Pod] = field(default_factory=list)
+    queued: int = 0
+    url: str = ""
+    deleted: bool = False
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def annotation(self, name: str, default: str) -> str:
+        annotations = self.template["metadata"]["annotations"]
+        return str(annotations.get(f"autoscaling.knative.dev/{name}", default))
+
+    @property
+    def name(self) -> str:
+        return str(self.service["metadata"]["name"])
+
+    @property
+    def template(self) -> Object:
+        return dict(self.service["spec"]["template"])
+
+    @property
+    def concurrency(self) -> int:
+        return int(self.template["spec"]["containerConcurrency"])
+
+    @property
+    def wanted(self) -> int:
+        calls = self.queued + sum(pod.calls for pod in self.pods if not pod.stopping)
+        return min(int(self.annotation("max-scale", "0")), -(-calls // self.concurrency))
+
+
+class KnativeCluster:
+    """``app`` is the module that pods run instead of their function's. ``never_ready``: by Service,
+    what to do to its pods instead of starting them, as ``pod`` status; ``idle_s`` overrides the
+    scale-down delay."""
+
+    def __init__(
+        self, api: KubeApi, folder: Path, app: str = "create", idle_s: float | None = None
+    ) -> None:
+        self.api = api
+        self.folder = folder
+        self.app = f"tests.apps.probe:{app}"
+        self.idle_s = idle_s
+        self.revisions: dict[str, Revision] = {}
+        self.pod_status: Callable[[str], Object | None] = lambda _: None
+        self.service_status: Callable[[str], Object | None] = lambda _: None
+        self.num_started = 0
+        self.passed: list[str] = []
+        self._numbers = itertools.count(1)
+        self._net = f"127.{random.randrange(64, 250)}.{random.randrange(1, 250)}"
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._client = httpx.AsyncClient(timeout=None, trust_env=False)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncGenerator[KnativeCluster, None]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.api.store.listeners.append(self._notice)
+        try:
+            yield self
+        finally:
+            self.api.store.listeners.remove(self._notice)
+            for revision in list(self.revisions.values()):
+                revision.deleted = True
+            for pod in [p for r in self.revisions.values() for p in r.pods]:
+                if pod.process is not None and pod.process.returncode is None:
+                    pod.process.kill()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._client.aclose()
+
+    @property
+    def pods(self) -> list[Pod]:
+        return [pod for revision in self.revisions.values() for pod in revision.pods]
+
+    def pod(self, name: str) -> Pod:
+        (found,) = (pod for pod in self.pods if pod.name == name)
+        return found
+
+    # --- Services ---------------------------------------------------------------------------------
+
+    def _notice(self, change: Change) -> None:
+        api, plural, _ = change.key
+        if (api, plural) != (SERVICES, "services"):
+            return
+        name = change.object["metadata"]["name"]
+        if change.type == "ADDED":
+            self._begin(self._run(Revision(change.object)))
+        elif change.type == "DELETED":
+            self.revisions[name].deleted = True
+        else:
+            self.revisions[name].service = change.object
+
+    def _begin(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _run(self, revision: Revision) -> None:
+        self.revisions[revision.name] = revision
+        app = _Activator(self, revision)
+        async with serve(app) as url:
+            revision.url = url
+            await self._tell_service(revision)
+            while not revision.deleted:
+                self._autoscale(revision)
+                await asyncio.sleep(TICK_S)
+            for pod in list(revision.pods):
+                self._stop(revision, pod)
+            while revision.pods:  # noqa: ASYNC110
+                await asyncio.sleep(TICK_S)
+
+    async def _tell_service(self, revision: Revision) -> None:
+        """As Knative does: unknown, then the configuration, then the route, then ready."""
+        generation = revision.service["metadata"]["generation"]
+        states = [("Unknown", "Unknown"), ("True", "Unknown"), ("True", "True")]
+        for configured, routed in states:
+            ready = "True" if routed == "True" else "Unknown"
+            status: Object = {
+                "observedGeneration": generation,
+                "conditions": [
+                    {"type": "ConfigurationsReady", "status": configured},
+                    {"type": "Ready", "status": ready},
+                    {"type": "RoutesReady", "status": routed},
+                ],
+            }
+            if routed == "True":
+                status |= {"url": revision.url, "address": {"url": revision.url}}
+            status = self.service_status(revision.name) or status
+            await asyncio.sleep(TICK_S)
+            if revision.deleted:
+                return
+            self.api.store.set_status(self._key("services"), revision.name, status)
+
+    def _key(self, plural: str, namespace: str = "default") -> tuple[str, str, str]:
+        return (SERVICES if plural == "services" else "api/v1", plural, namespace)
+
+    # --- pods -------------------------------------------------------------------------------------
+
+    def _autoscale(self, revision: Revision) -> None:
+        now_s = asyncio.get_running_loop().time()
+        staying = [pod for pod in revision.pods if not pod.stopping]
+        for _ in range(revision.wanted - len(staying)):
+            self._start(revision)
+        delay_s = float(revision.annotation("scale-down-delay", "0s").rstrip("s"))
+        delay_s = delay_s if self.idle_s is None else self.idle_s
+        idle = [p for p in staying if p.ready and not p.calls and now_s - p.idle_since_s > delay_s]
+        for pod in idle[: max(0, len(staying) - revision.wanted)]:
+            self._stop(revision, pod)
+
+    def _start(self, revision: Revision) -> None:
+        number = next(self._numbers)
+        pod = Pod(f"{revision.name}-00001-deployment-{number}", f"{self._net}.{number}")
+        revision.pods.append(pod)
+        self.num_started += 1
+        template = revision.template
+        body: Object = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": pod.name,
+                "labels": {
+                    **template["metadata"]["labels"],
+                    "serving.knative.dev/service": revision.name,
+                },
+            },
+            "spec": template["spec"],
+            "status": {"phase": "Pending"},
+        }
+        self.api.store.create(self._key("pods"), body)
+        self._begin(self._live(revision, pod))
+
+    async def _live(self, revision: Revision, pod: Pod) -> None:
+        try:
+            told = self.pod_status(pod.name)
+            if told is not None:
+                self._tell(pod, told)
+                while not (pod.stopping or revision.deleted):  # noqa: ASYNC110
+                    await asyncio.sleep(TICK_S)
+                return
+            self._bind(pod)
+            pod.process = await self._spawn(revision, pod)
+            ended = asyncio.create_task(pod.process.wait())
+            while not (ended.done() or await self._answers(pod)):  # noqa: ASYNC110
+                await asyncio.sleep(TICK_S)
+            if not ended.done():
+                pod.ready, pod.idle_since_s = True, asyncio.get_running_loop().time()
+                self._tell(pod, _running(pod.ip, ready=True))
+            await ended
+        finally:
+            pod.ready = False
+            revision.pods.remove(pod)
+            with contextlib.suppress(ApiError):
+                self.api.store.delete(self._key("pods"), pod.name, {})
+
+    async def _spawn(self, revision: Revision, pod: Pod) -> asyncio.subprocess.Process:
+        """What a kubelet does of the container: its command, its arguments, its environment."""
+        container = revision.template["spec"]["containers"][0]
+        assert container["command"] == ["python", "-m", "functions.host"]
+        environment = {"HOSTNAME": pod.name}
+        for item in container["env"]:
+            secret = item.get("valueFrom", {}).get("secretKeyRef")
+            environment[item["name"]] = TOKEN if secret else item["value"]
+        scratch = self.folder / pod.name
+        scratch.mkdir()
+        environment |= {"HOME": str(scratch), "TMPDIR": str(scratch)}
+        arguments = [a for a in container["args"] if not a.startswith("--workdir=")]
+        with (self.folder / f"{pod.name}.log").open("wb") as log:
+            return await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "functions.host", *arguments),
+                *(f"--workdir={scratch}", f"--host={pod.ip}", f"--app={self.app}"),
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environment},
+                cwd=Path(__file__).parents[2],
+            )
+
+    async def _answers(self, pod: Pod) -> bool:
+        try:
+            response = await self._client.get(f"http://{pod.ip}:8000/readyz")
+        except httpx.TransportError:
+            return False
+        return response.status_code == 200
+
+    def preempt(self, name: str) -> None:
+        """A spot notice: the pod is deleted, its process gets SIGTERM."""
+        for revision in self.revisions.values():
+            for pod in revision.pods:
+                if pod.name == name:
+                    self._stop(revision, pod)
+
+    def kill(self, name: str) -> None:
+        """The node is gone."""
+        process = self.pod(name).process
+        assert process is not None
+        process.kill()
+
+    def _stop(self, revision: Revision, pod: Pod) -> None:
+        if pod.stopping:
+            return
+        pod.stopping = True
+        with contextlib.suppress(ApiError):
+            now = self.api.store.get(self._key("pods"), pod.name)
+            now["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
+            now["metadata"].pop("resourceVersion")
+            self.api.store.update(self._key("pods"), now)
+        if pod.process is not None and pod.process.returncode is None:
+            pod.process.terminate()
+
+    def _bind(self, pod: Pod) -> None:
+        now = self.api.store.get(self._key("pods"), pod.name)
+        now["spec"]["nodeName"] = "node-1"
+        now["status"] = _running(pod.ip, ready=False)
+        self.api.store.update(self._key("pods"), now)
+
+    def _tell(self, pod: Pod, status: Object) -> None:
+        with contextlib.suppress(ApiError):
+            self.api.store.set_status(self._key("pods"), pod.name, status)
+
+
+def _running(ip: str, *, ready: bool) -> Object:
+    return {
+        "phase": "Running",
+        "podIP": ip,
+        "conditions": [
+            {"type": "PodScheduled", "status": "True"},
+            {"type": "Ready", "status": "True" if ready else "False"},
+        ],
+        "containerStatuses": [{"name": "function", "restartCount": 0, "state": {}}],
+    }
+
+
+class _Activator:
+    """An ASGI app: each request waits for a pod with room, and is passed on byte by byte."""
+
+    def __init__(self, cluster: KnativeCluster, revision: Revision) -> None:
+        self._cluster, self._revision = cluster, revision
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        work = asyncio.create_task(self._pass(scope, body, send))
+        gone = asyncio.create_task(_disconnected(receive))
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (gone, work):
+            task.cancel()
+        await asyncio.gather(gone, work, return_exceptions=True)
+        if not work.cancelled() and (error := work.exception()) is not None:
+            raise error
+
+    async def _pass(self, scope: Scope, body: bytes, send: Send) -> None:
+        revision = self._revision
+        self._cluster.passed.append(scope["path"])
+        pod = await self._place()
+        pod.calls += 1
+        try:
+            headers = [(k, v) for k, v in scope["headers"] if k not in (b"host", b"content-length")]
+            request = self._cluster._client.build_request(
+                scope["method"],
+                f"http://{pod.ip}:8000{scope['path']}",
+                headers=headers,
+                content=body,
+            )
+            started = False
+            try:
+                response = await self._cluster._client.send(request, stream=True)
+                async with contextlib.aclosing(response):
+                    await send(
+                        {
+                            "type": "http.response.start",
+                            "status": response.status_code,
+                            "headers": response.headers.raw,
+                        }
+                    )
+                    started = True
+                    async for chunk in response.aiter_raw():
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            except httpx.TransportError:
+                if started:
+                    raise ConnectionError("the pod is gone") from None  # uvicorn cuts it off
+                head = {"type": "http.response.start", "status": 502, "headers": []}
+                await send(head)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            pod.calls -= 1
+            pod.idle_since_s = asyncio.get_running_loop().time()
+            assert revision is self._revision
+
+    async def _place(self) -> Pod:
+        revision = self._revision
+        revision.queued += 1
+        try:
+            while True:
+                for pod in revision.pods:
+                    room = pod.calls < revision.concurrency
+                    if pod.ready and room and not pod.stopping:
+                        return pod
+                await asyncio.sleep(TICK_S)
+        finally:
+            revision.queued -= 1
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
