@@ -10,6 +10,8 @@ knative:
   timeoutSeconds: {{ int .Values.knative.timeoutSeconds }}
   responseStartTimeoutSeconds: {{ int .Values.knative.responseStartTimeoutSeconds }}
   progressDeadline: {{ .Values.knative.progressDeadline }}
+  initialScaleZero: {{ .Values.knative.initialScaleZero }}
+  directSteering: {{ .Values.knative.directSteering }}
 {{- else }}
 ray:
   address: {{ required "ray.address is needed with platform ray" .Values.ray.address | quote }}
@@ -26,6 +28,7 @@ functions:
     concurrency: {{ int $f.concurrency }}
     maxInstances: {{ int $f.maxInstances }}
     scaleDownDelay: {{ $f.scaleDownDelay }}
+    {{- if eq $root.Values.platform "knative" }}
     pools:
       {{- if not (and $f.spot.enabled $f.spot.only) }}
       - name: on-demand
@@ -37,5 +40,6 @@ functions:
         maxInstances: {{ int $f.spot.maxInstances }}
         template: {{- include "rlhfless.functionTemplate" (list $root $name $f "spot") | nindent 10 }}
       {{- end }}
+    {{- end }}
 {{- end }}
 {{- end }}

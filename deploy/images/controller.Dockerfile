@@ -1,0 +1,46 @@
+# syntax=docker/dockerfile:1
+# The service: API, driver, page. No torch. From the repository's root:
+#   docker build -f deploy/images/controller.Dockerfile -t rlhfless/controller:0.1.0 .
+ARG PYTHON=docker.io/library/python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b
+
+FROM ${PYTHON} AS wheel
+WORKDIR /src
+RUN --mount=type=cache,target=/root/.cache/pip pip install build
+COPY . .
+RUN --mount=type=cache,target=/root/.cache/pip python -m build --wheel --outdir /wheels
+
+FROM ${PYTHON} AS environment
+RUN python -m venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH
+WORKDIR /src
+# (S3's library wants an older dateutil than the tests run with.)
+COPY pyproject.toml constraints.txt deploy/images/requirements.py ./
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python requirements.py pyproject.toml data stores k8s tensorboard wandb mlflow > wanted.txt \
+    && grep -v '^python-dateutil==' constraints.txt > limits.txt \
+    && pip install -c limits.txt -r wanted.txt
+COPY --from=wheel /wheels /wheels
+RUN pip install --no-deps /wheels/*.whl
+
+FROM ${PYTHON}
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="rlhfless controller" \
+      org.opencontainers.image.description="REST API, driver of jobs and page of rlhfless" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+RUN groupadd --gid 10001 rlhfless \
+    && useradd --uid 10001 --gid 10001 --home-dir /data --no-create-home rlhfless \
+    && install -d -o 10001 -g 10001 /data
+COPY --from=environment /opt/venv /opt/venv
+COPY examples /opt/rlhfless/examples
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_DISABLE_TELEMETRY=1
+USER 10001:10001
+WORKDIR /data
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=15s --timeout=5s --start-period=60s \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/healthz', timeout=4)"]
+ENTRYPOINT ["rlhfless"]
+CMD ["serve", "--host", "0.0.0.0", "--data", "/data", "--library", "/opt/rlhfless/examples"]
