@@ -25,6 +25,7 @@ from controller.platforms.knative_calls import NotAdmittedError, Terms, call, ne
 from controller.platforms.knative_garbage import delete_held
 from controller.platforms.knative_manifest import (
     PORT,
+    as_here,
     job_labels,
     lanes,
     service_manifest,
@@ -32,12 +33,15 @@ from controller.platforms.knative_manifest import (
 )
 from controller.platforms.knative_pods import Pods
 from controller.platforms.knative_pool import KnativePool, Route
-from controller.platforms.knative_settings import KnativeSettings
+from controller.platforms.knative_settings import KnativeSettings, duration_s
 from controller.platforms.knative_status import read_pod, read_service
 from controller.platforms.kube import PODS, SERVICES, Kind, Kube, Object
 from rlhfless.errors import CapacityError, InternalError, RlhflessError, UserError
 from rlhfless.messages import ROUTES, AnyFrame, FunctionName, Request, SteerRequest
 
+SILENCE_S = 60.0
+"""A stream that says nothing for so long, though heartbeats are due every five seconds, is broken.
+"""
 _RETRY_PAUSE_S = 0.05
 _LONGEST_RETRY_PAUSE_S = 2.0
 _CHECK_S = 0.5
@@ -60,19 +64,14 @@ class KnativePlatform:
         settings: KnativeSettings,
         token: str,
     ) -> None:
-        for deployment in deployments:
-            if deployment.function not in settings.functions:
-                raise UserError(
-                    f"this cluster has no {deployment.function} function",
-                    hint=f"set functions.{deployment.function}.image in the chart's values",
-                )
         self.job = job
         self.holder = uuid.uuid4().hex
-        self._deployments = list(deployments)
+        self._deployments = [as_here(deployment, settings) for deployment in deployments]
         self._kube = kube
         self._settings = settings
         self._client = new_client()
-        self._terms = Terms(token, settings.request_timeout_s, settings.silence_s)
+        self._terms = Terms(token, settings.knative.timeout_seconds, SILENCE_S)
+        self._start_timeout_s = float(duration_s(settings.knative.progress_deadline))
         self._pools: dict[FunctionName, KnativePool] = {}
         self._routes: dict[str, Route] = {}
         self._functions: dict[str, FunctionName] = {}
@@ -82,20 +81,19 @@ class KnativePlatform:
         self._failure: RlhflessError | None = None
         self._changed = asyncio.Event()
         self._closing = False
-        for deployment in deployments:
+        for deployment in self._deployments:
             self._pools[deployment.function] = self._new_pool(deployment)
 
     def _new_pool(self, deployment: Deployment) -> KnativePool:
         settings, routes = self._settings, []
         for lane in lanes(deployment, settings.functions[deployment.function]):
-            route = Route(
-                service_name(settings, self.job, lane), lane, self._pods, deployment.concurrency
-            )
+            name = service_name(settings, self.job, deployment.function, lane.pool.name)
+            route = Route(name, lane, self._pods, deployment.concurrency)
             self._routes[route.name] = route
             self._functions[route.name] = deployment.function
             routes.append(route)
-        timeouts = float(settings.start_timeout_s), float(settings.request_timeout_s)
-        return KnativePool(deployment, routes, self._client, *timeouts)
+        start_s, request_s = self._start_timeout_s, self._terms.request_s
+        return KnativePool(deployment, routes, self._client, start_s, request_s)
 
     async def __aenter__(self) -> KnativePlatform:
         """Apply the Services; returns when the API server has them, before they are ready."""
@@ -128,7 +126,7 @@ class KnativePlatform:
     async def invoke(self, request: Request) -> AsyncGenerator[AnyFrame, None]:
         pool = self._pool(ROUTES[type(request)][0])
         loop = asyncio.get_running_loop()
-        give_up_s = loop.time() + self._settings.start_timeout_s
+        give_up_s = loop.time() + self._start_timeout_s
         pause_s = _RETRY_PAUSE_S
         again = False
         while True:
@@ -159,7 +157,7 @@ class KnativePlatform:
         """Knative cannot address pods, so this goes to the pod itself, as the chart's network
         policy lets the controller do."""
         pod = self._serving.get((request.call.job, request.target))
-        address = self._pods.address(pod) if pod and self._settings.direct_steering else ""
+        address = self._pods.address(pod) if pod and self._settings.knative.direct_steering else ""
         if not address:
             return False
         host = f"[{address}]" if ":" in address else address
@@ -252,7 +250,7 @@ class KnativePlatform:
             return None
         group = owner.api_version
         api = f"apis/{group}" if "/" in group else f"api/{group}"
-        kind = Kind(api, owner.plural)
+        kind = Kind(api, f"{owner.kind.lower()}s")
         found = await self._kube.get(kind, owner.name, self._settings.namespace)
         if found is None:
             detail = f"there is no {owner.kind} {owner.name} that functions could belong to"

@@ -1,17 +1,19 @@
 """The Knative Services of a job's functions, as the API server is told of them. Pure.
 
-Every setting here that is not obvious stands against a trap:
+The pods come from the operator's templates; what is added here belongs to the job, or stands
+against a trap of Knative:
 
 - scaling by concurrent calls with a hard limit a pod, all through the activator (burst capacity
   -1), so that a call never waits in the queue of a busy pod while another pod is free;
 - ``max-scale`` always, because panic mode would double without it;
 - ``initial-scale`` 0, so that applying a Service takes no GPU;
 - a progress deadline as long as a node, an image and a model take (Knative's 600 s is shorter);
-- a scale-down delay of the function's idle time-out: longer than the gap between two steps.
+- a scale-down delay longer than the gap between two steps.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from dataclasses import dataclass
@@ -19,56 +21,85 @@ from dataclasses import dataclass
 import msgspec
 
 from controller.platforms.base import Deployment
-from controller.platforms.knative_settings import FunctionPods, KnativeSettings, Placement
+from controller.platforms.knative_settings import FunctionPods, KnativeSettings, Pool, duration_s
 from controller.platforms.kube import Object
-from rlhfless.messages import FunctionName
+from rlhfless.errors import UserError
 
 PORT = 8000
 LABEL = "rlhfless.io"
-MANAGED = {"app.kubernetes.io/managed-by": "rlhfless"}
 HOLDER = f"{LABEL}/holder"
 """Annotation: which platform object made or took over a Service; it alone deletes it in order."""
 JOB = f"{LABEL}/job"
-"""Annotation: the job's id in full (labels hold its digest)."""
-_SHORTEST_WINDOW_S, _LONGEST_DELAY_S = 6, 3600
+"""Annotation: the job's id in full (the label of this name holds its digest)."""
+_SHORTEST_WINDOW_S, _LONGEST_WINDOW_S = 6, 60
+_LONGEST_DELAY_S = 3600
 
 
 @dataclass(frozen=True)
 class Lane:
-    """One Service of a function: on preemptible nodes or not."""
+    """One Service of a function: its pods are on one kind of nodes."""
 
-    function: FunctionName
-    spot: bool
+    pool: Pool
     max_instances: int
 
 
 def lanes(deployment: Deployment, pods: FunctionPods) -> list[Lane]:
-    """The cheap one first. The other may take all instances: spot nodes can run out."""
+    """Spot nodes first. Each may take all instances: the other's nodes can run out."""
+    order = sorted(pods.pools, key=lambda pool: pool.name != "spot")
     most = deployment.max_instances
-    spot = min(pods.spot.max_instances, most)
-    on_demand = Lane(deployment.function, False, most)
-    return [Lane(deployment.function, True, spot), on_demand] if spot else [on_demand]
+    return [Lane(pool, min(pool.max_instances, most)) for pool in order if pool.max_instances]
 
 
-def job_label(job: str) -> str:
-    """A job's id as a label's value, whatever characters it has."""
-    return hashlib.sha256(job.encode()).hexdigest()[:16]
+def as_here(deployment: Deployment, settings: KnativeSettings) -> Deployment:
+    """The deployment as this cluster has it: its accelerators, its bounds.
+
+    Raises ``UserError`` where the job asks for a function or an accelerator that is not here.
+    """
+    name = deployment.function
+    pods = settings.functions.get(name)
+    if pods is None or not (places := sum(pool.max_instances for pool in pods.pools)):
+        raise UserError(
+            f"this cluster has no {name} function",
+            hint=f"set functions.{name} in the chart's values",
+        )
+    if deployment.accelerator != "cpu" and not pods.count:
+        raise UserError(
+            f"the {name} function of this cluster has no accelerator",
+            param=f"{name}.accelerator",
+            hint=f"set it to cpu, or functions.{name}.accelerator in the chart's values",
+        )
+    idle_s = max(deployment.idle_timeout_s, duration_s(pods.scale_down_delay))
+    return Deployment(
+        function=name,
+        max_instances=min(deployment.max_instances, places),
+        concurrency=max(deployment.concurrency, pods.concurrency),
+        threads=deployment.threads,
+        idle_timeout_s=idle_s if math.isfinite(idle_s) else _LONGEST_DELAY_S,
+        accelerator="cuda" if pods.count else "cpu",
+        price_usd_per_hour=deployment.price_usd_per_hour,
+        engine=deployment.engine,
+    )
 
 
 def release_labels(settings: KnativeSettings) -> dict[str, str]:
     """What everything of this installation bears; nothing of another one does."""
-    return {**MANAGED, "app.kubernetes.io/instance": settings.release}
+    return {
+        "app.kubernetes.io/managed-by": "rlhfless",
+        "app.kubernetes.io/instance": settings.release,
+    }
 
 
 def job_labels(settings: KnativeSettings, job: str) -> dict[str, str]:
-    return {**release_labels(settings), f"{LABEL}/job": job_label(job)}
+    """A job's id may have any characters and a label's value may not, so that is a digest."""
+    digest = hashlib.sha256(job.encode()).hexdigest()[:16]
+    return {**release_labels(settings), f"{LABEL}/job": digest}
 
 
-def service_name(settings: KnativeSettings, job: str, lane: Lane) -> str:
+def service_name(settings: KnativeSettings, job: str, function: str, pool: str) -> str:
     """The same for every controller that drives the job, so that one takes over from another. Short
     enough for the names that Knative derives from it."""
     digest = hashlib.sha256(f"{settings.release}/{job}".encode()).hexdigest()[:10]
-    return f"fn-{digest}-{lane.function}" + ("-spot" if lane.spot else "")
+    return f"fn-{digest}-{function}" + ("-spot" if pool == "spot" else "")
 
 
 def service_manifest(
@@ -79,22 +110,20 @@ def service_manifest(
     holder: str,
     owner: Object | None = None,
 ) -> Object:
-    """``owner``: an owner reference. Two calls with other ``holder`` and ``owner`` differ in
-    nothing that would make a new revision."""
-    labels = {
-        **job_labels(settings, job),
-        "app.kubernetes.io/name": "rlhfless-function",
-        f"{LABEL}/function": lane.function,
-        f"{LABEL}/capacity": "spot" if lane.spot else "on-demand",
-    }
+    """``deployment``: as it is here; ``owner``: an owner reference. Two calls with other holders
+    and owners differ in nothing that would make a new revision."""
+    template = copy.deepcopy(lane.pool.template)
+    given: Object = template.get("metadata", {})
+    labels = {**given.get("labels", {}), **job_labels(settings, job)}
     metadata: Object = {
-        "name": service_name(settings, job, lane),
+        "name": service_name(settings, job, deployment.function, lane.pool.name),
         "namespace": settings.namespace,
         "labels": {**labels, "networking.knative.dev/visibility": "cluster-local"},
         "annotations": {HOLDER: holder, JOB: job},
     }
     if owner is not None:
         metadata["ownerReferences"] = [owner]
+    scaling = _scaling(settings, deployment, lane)
     return {
         "apiVersion": "serving.knative.dev/v1",
         "kind": "Service",
@@ -103,117 +132,54 @@ def service_manifest(
             "template": {
                 "metadata": {
                     "labels": labels,
-                    "annotations": _annotations(settings, deployment, lane),
+                    "annotations": {**given.get("annotations", {}), **scaling},
                 },
-                "spec": _pod(settings, deployment, lane),
+                "spec": _pod(settings, deployment, template["spec"]),
             }
         },
     }
 
 
-def _annotations(settings: KnativeSettings, deployment: Deployment, lane: Lane) -> dict[str, str]:
-    delay_s = _LONGEST_DELAY_S
-    if math.isfinite(deployment.idle_timeout_s):
-        delay_s = min(_LONGEST_DELAY_S, math.ceil(deployment.idle_timeout_s))
-    scaling = {
+def _scaling(settings: KnativeSettings, deployment: Deployment, lane: Lane) -> dict[str, str]:
+    delay_s = min(_LONGEST_DELAY_S, math.ceil(deployment.idle_timeout_s))
+    values = {
         "class": "kpa.autoscaling.knative.dev",
         "metric": "concurrency",
         "target-utilization-percentage": "100" if deployment.concurrency == 1 else "70",
         "target-burst-capacity": "-1",
         "min-scale": "0",
         "max-scale": str(lane.max_instances),
-        "window": f"{max(_SHORTEST_WINDOW_S, min(60, delay_s))}s",
+        "window": f"{max(_SHORTEST_WINDOW_S, min(_LONGEST_WINDOW_S, delay_s))}s",
         "scale-down-delay": f"{delay_s}s",
     }
-    if settings.initial_scale_zero:
-        scaling["initial-scale"] = "0"
+    if settings.knative.initial_scale_zero:
+        values["initial-scale"] = "0"
     return {
-        **{f"autoscaling.knative.dev/{name}": value for name, value in scaling.items()},
-        "serving.knative.dev/progress-deadline": f"{settings.start_timeout_s}s",
+        **{f"autoscaling.knative.dev/{name}": value for name, value in values.items()},
+        "serving.knative.dev/progress-deadline": settings.knative.progress_deadline,
     }
 
 
-def _pod(settings: KnativeSettings, deployment: Deployment, lane: Lane) -> Object:
-    pods = settings.functions[lane.function]
-    spec: Object = {
-        "containerConcurrency": deployment.concurrency,
-        "timeoutSeconds": settings.request_timeout_s,
-        "responseStartTimeoutSeconds": settings.request_timeout_s,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "containers": [_container(settings, pods, deployment)],
-        "volumes": [{"name": "scratch", "emptyDir": {}}],
-    }
-    if pods.image_pull_secrets:
-        spec["imagePullSecrets"] = [{"name": name} for name in pods.image_pull_secrets]
-    if pods.service_account_name:
-        spec["serviceAccountName"] = pods.service_account_name
-    return spec | _place(_merged(pods, pods.spot) if lane.spot else pods)
-
-
-def _merged(pods: Placement, spot: Placement) -> Placement:
-    """Spot nodes are chosen on top of what the function asks of any node."""
-    return Placement(
-        node_selector={**pods.node_selector, **spot.node_selector},
-        tolerations=[*pods.tolerations, *spot.tolerations],
-        affinity=spot.affinity or pods.affinity,
-        priority_class_name=spot.priority_class_name or pods.priority_class_name,
-        runtime_class_name=spot.runtime_class_name or pods.runtime_class_name,
-    )
-
-
-def _place(placement: Placement) -> Object:
-    """Only what is said: each of these fields needs a feature flag of Knative."""
-    given: Object = {
-        "nodeSelector": placement.node_selector,
-        "tolerations": placement.tolerations,
-        "affinity": placement.affinity,
-        "priorityClassName": placement.priority_class_name,
-        "runtimeClassName": placement.runtime_class_name,
-    }
-    return {name: value for name, value in given.items() if value}
-
-
-def _container(settings: KnativeSettings, pods: FunctionPods, deployment: Deployment) -> Object:
-    options = {
-        "function": deployment.function,
-        "port": PORT,
+def _pod(settings: KnativeSettings, deployment: Deployment, spec: Object) -> Object:
+    limits = settings.knative
+    container: Object = spec["containers"][0]
+    ours = {
         "threads": deployment.threads,
         "accelerator": deployment.accelerator,
         "concurrency": deployment.concurrency,
-        "workdir": "/scratch",
         "engine": msgspec.json.encode(deployment.engine).decode(),
     }
-    secret = {"name": settings.token_secret.name, "key": settings.token_secret.key}
-    limits = dict(pods.resources.limits)
-    if pods.accelerator.count:
-        limits[pods.accelerator.resource] = str(pods.accelerator.count)
-    env: dict[str, str] = {"HOME": "/scratch", "TMPDIR": "/scratch", "OMP_WAIT_POLICY": "passive"}
-    container: Object = {
-        "name": "function",
-        "image": pods.image,
-        "command": ["python", "-m", "functions.host"],
-        "args": [f"--{name}={value}" for name, value in options.items()],
-        "ports": [{"name": "http1", "containerPort": PORT}],
-        "env": [
-            *({"name": name, "value": value} for name, value in {**env, **pods.env}.items()),
-            {"name": "RLHFLESS_FUNCTION_TOKEN", "valueFrom": {"secretKeyRef": secret}},
-        ],
-        "readinessProbe": {"httpGet": {"path": "/readyz"}, "periodSeconds": 5},
-        "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "runAsNonRoot": True,
-            "capabilities": {"drop": ["ALL"]},
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "resources": {
-            name: value
-            for name, value in (("requests", pods.resources.requests), ("limits", limits))
-            if value
-        },
+    kept = [
+        argument
+        for argument in container.get("args", [])
+        if argument.removeprefix("--").partition("=")[0] not in ours
+    ]
+    container["args"] = [*kept, *(f"--{name}={value}" for name, value in ours.items())]
+    return {
+        **spec,
+        "containerConcurrency": deployment.concurrency,
+        "timeoutSeconds": limits.timeout_seconds,
+        "responseStartTimeoutSeconds": min(
+            limits.response_start_timeout_seconds, limits.timeout_seconds
+        ),
     }
-    if pods.env_from_secrets:
-        container["envFrom"] = [{"secretRef": {"name": name}} for name in pods.env_from_secrets]
-    return container

@@ -92,9 +92,13 @@ class Kube:
         configuration = Configuration()
         try:
             if "KUBERNETES_SERVICE_HOST" in os.environ:
-                config.load_incluster_config(client_configuration=configuration)
+                config.load_incluster_config(  # type: ignore[no-untyped-call]
+                    client_configuration=configuration
+                )
             else:
-                await config.load_kube_config(context=context, client_configuration=configuration)
+                await config.load_kube_config(  # type: ignore[no-untyped-call]
+                    context=context, client_configuration=configuration
+                )
         except (config.ConfigException, OSError) as error:
             raise UserError(
                 f"no Kubernetes cluster is configured: {error}",
@@ -109,7 +113,7 @@ class Kube:
         await self.close()
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._client.close()  # type: ignore[no-untyped-call]
 
     # --- objects ----------------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ from tests.support.kube_api import ApiError, Change, KubeApi, Object, serve
 SERVICES = "apis/serving.knative.dev/v1"
 TOKEN = "the token of functions"
 TICK_S = 0.02
+CRASHES = 2
+"""After so many the kubelet holds a container back."""
 
 
 @dataclass(eq=False)
@@ -37,6 +39,7 @@ class Pod:
     process: asyncio.subprocess.Process | None = None
     ready: bool = False
     stopping: bool = False
+    lost: bool = False
     calls: int = 0
     idle_since_s: float = 0.0
 
@@ -75,17 +78,14 @@ class Revision:
 
 
 class KnativeCluster:
-    """``app`` is the module that pods run instead of their function's. ``never_ready``: by Service,
-    what to do to its pods instead of starting them, as ``pod`` status; ``idle_s`` overrides the
-    scale-down delay."""
+    """``app`` of ``tests.apps.probe``: what pods run instead of their function. ``pod_status``: by
+    a pod's name, the status it has instead of being started; ``service_status``: likewise of a
+    Service. ``passed``: paths of all requests that came to the activator."""
 
-    def __init__(
-        self, api: KubeApi, folder: Path, app: str = "create", idle_s: float | None = None
-    ) -> None:
+    def __init__(self, api: KubeApi, folder: Path, app: str = "create") -> None:
         self.api = api
         self.folder = folder
         self.app = f"tests.apps.probe:{app}"
-        self.idle_s = idle_s
         self.revisions: dict[str, Revision] = {}
         self.pod_status: Callable[[str], Object | None] = lambda _: None
         self.service_status: Callable[[str], Object | None] = lambda _: None
@@ -189,7 +189,6 @@ class KnativeCluster:
         for _ in range(revision.wanted - len(staying)):
             self._start(revision)
         delay_s = float(revision.annotation("scale-down-delay", "0s").rstrip("s"))
-        delay_s = delay_s if self.idle_s is None else self.idle_s
         idle = [p for p in staying if p.ready and not p.calls and now_s - p.idle_since_s > delay_s]
         for pod in idle[: max(0, len(staying) - revision.wanted)]:
             self._stop(revision, pod)
@@ -225,19 +224,35 @@ class KnativeCluster:
                     await asyncio.sleep(TICK_S)
                 return
             self._bind(pod)
-            pod.process = await self._spawn(revision, pod)
-            ended = asyncio.create_task(pod.process.wait())
-            while not (ended.done() or await self._answers(pod)):  # noqa: ASYNC110
-                await asyncio.sleep(TICK_S)
-            if not ended.done():
-                pod.ready, pod.idle_since_s = True, asyncio.get_running_loop().time()
-                self._tell(pod, _running(pod.ip, ready=True))
-            await ended
+            restarts = 0
+            while not await self._contain(revision, pod, restarts):
+                restarts += 1
+                if restarts == CRASHES:
+                    self._tell(pod, _crashed(pod, restarts))
+                    while not (pod.stopping or revision.deleted):  # noqa: ASYNC110
+                        await asyncio.sleep(TICK_S)
+                    return
         finally:
             pod.ready = False
             revision.pods.remove(pod)
             with contextlib.suppress(ApiError):
                 self.api.store.delete(self._key("pods"), pod.name, {})
+
+    async def _contain(self, revision: Revision, pod: Pod, restarts: int) -> bool:
+        """One life of the pod's container; False: it is to be started again."""
+        pod.process = await self._spawn(revision, pod)
+        ended = asyncio.create_task(pod.process.wait())
+        while not (ended.done() or await self._answers(pod)):  # noqa: ASYNC110
+            await asyncio.sleep(TICK_S)
+        if not ended.done():
+            pod.ready, pod.idle_since_s = True, asyncio.get_running_loop().time()
+            self._tell(pod, _running(pod.ip, ready=True))
+        await ended
+        pod.ready = False
+        if pod.stopping or pod.lost or revision.deleted:
+            return True
+        self._tell(pod, _running(pod.ip, ready=False, restarts=restarts + 1))
+        return False
 
     async def _spawn(self, revision: Revision, pod: Pod) -> asyncio.subprocess.Process:
         """What a kubelet does of the container: its command, its arguments, its environment."""
@@ -248,10 +263,10 @@ class KnativeCluster:
             secret = item.get("valueFrom", {}).get("secretKeyRef")
             environment[item["name"]] = TOKEN if secret else item["value"]
         scratch = self.folder / pod.name
-        scratch.mkdir()
+        scratch.mkdir(exist_ok=True)
         environment |= {"HOME": str(scratch), "TMPDIR": str(scratch)}
         arguments = [a for a in container["args"] if not a.startswith("--workdir=")]
-        with (self.folder / f"{pod.name}.log").open("wb") as log:
+        with (self.folder / f"{pod.name}.log").open("ab") as log:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "functions.host", *arguments),
@@ -278,6 +293,13 @@ class KnativeCluster:
 
     def kill(self, name: str) -> None:
         """The node is gone."""
+        pod = self.pod(name)
+        assert pod.process is not None
+        pod.lost = True
+        pod.process.kill()
+
+    def crash(self, name: str) -> None:
+        """Its process dies; the kubelet starts it again."""
         process = self.pod(name).process
         assert process is not None
         process.kill()
@@ -305,7 +327,17 @@ class KnativeCluster:
             self.api.store.set_status(self._key("pods"), pod.name, status)
 
 
-def _running(ip: str, *, ready: bool) -> Object:
+def _crashed(pod: Pod, restarts: int) -> Object:
+    status = _running(pod.ip, ready=False, restarts=restarts)
+    (container,) = status["containerStatuses"]
+    waiting = {"reason": "CrashLoopBackOff", "message": "back-off restarting failed container"}
+    code = pod.process.returncode if pod.process is not None else None
+    container["state"] = {"waiting": waiting}
+    container["lastState"] = {"terminated": {"exitCode": code, "reason": "Error"}}
+    return status
+
+
+def _running(ip: str, *, ready: bool, restarts: int = 0) -> Object:
     return {
         "phase": "Running",
         "podIP": ip,
@@ -313,7 +345,7 @@ def _running(ip: str, *, ready: bool) -> Object:
             {"type": "PodScheduled", "status": "True"},
             {"type": "Ready", "status": "True" if ready else "False"},
         ],
-        "containerStatuses": [{"name": "function", "restartCount": 0, "state": {}}],
+        "containerStatuses": [{"name": "function", "restartCount": restarts, "state": {}}],
     }
 
 

@@ -40,21 +40,65 @@ class World:
         )
 
 
-def settings(**changes: Any) -> KnativeSettings:
-    functions = {name: {"image": f"registry.test/{name}@sha256:0"} for name in FUNCTION_NAMES}
-    return KnativeSettings.model_validate({"functions": functions, **changes})
+def settings(*, spot: int = 0, function: Any = None, **knative: Any) -> KnativeSettings:
+    """As the chart renders them: at most 8 on-demand pods of each function, and ``spot`` others.
+    ``function``: what else is said of each, ``knative``: of requests."""
+
+    def pods(name: str) -> dict[str, Any]:
+        sizes = {"on-demand": 8, "spot": spot}
+        pools = [
+            {"name": pool, "maxInstances": most, "template": template(name, pool)}
+            for pool, most in sizes.items()
+            if most
+        ]
+        return {"pools": pools, "scaleDownDelay": "0s", **(function or {})}
+
+    return KnativeSettings.model_validate(
+        {
+            "namespace": "default",
+            "release": "rlhfless",
+            "knative": knative,
+            "functions": {name: pods(name) for name in FUNCTION_NAMES},
+        }
+    )
+
+
+def template(name: str, pool: str) -> dict[str, Any]:
+    token = {"secretKeyRef": {"name": "rlhfless-functions", "key": "token"}}
+    return {
+        "metadata": {
+            "labels": {"app.kubernetes.io/component": "function", "rlhfless.io/pool": pool}
+        },
+        "spec": {
+            "containers": [
+                {
+                    "name": "function",
+                    "image": "registry.test/functions@sha256:0",
+                    "command": ["python", "-m", "functions.host"],
+                    "args": [
+                        f"--function={name}",
+                        "--port=8000",
+                        "--threads=1",
+                        "--accelerator=cpu",
+                    ],
+                    "ports": [{"name": "http1", "containerPort": 8000}],
+                    "env": [{"name": "RLHFLESS_FUNCTION_TOKEN", "valueFrom": token}],
+                }
+            ]
+        },
+    }
 
 
 @contextlib.asynccontextmanager
 async def world(
-    folder: Path, *, idle_s: float | None = None, app: str = "create", **changes: Any
+    folder: Path, *, app: str = "create", told: KnativeSettings | None = None
 ) -> AsyncGenerator[World, None]:
     async with (
         KubeApi().serving() as api,
-        KnativeCluster(api, folder / "pods", app, idle_s).running() as cluster,
+        KnativeCluster(api, folder / "pods", app).running() as cluster,
         Kube(client_configuration(api)) as kube,
     ):
-        yield World(api, cluster, kube, settings(**changes))
+        yield World(api, cluster, kube, told or settings())
 
 
 def client_configuration(api: KubeApi) -> Configuration:
