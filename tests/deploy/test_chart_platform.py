@@ -1,0 +1,121 @@
+"""``platform.yaml`` is understood by the platform that reads it, and its pods by Knative."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from controller.platforms.base import Deployment
+from controller.platforms.knative_manifest import as_here, lanes, service_manifest
+from controller.platforms.knative_settings import KnativeSettings, load_settings
+from functions.host import TOKEN_VARIABLE, parse
+from rlhfless.messages import FUNCTION_NAMES
+from tests.support.helm import DIGESTS, EXAMPLES, Helm, Rendered
+from tests.support.manifests import KUBERNETES, check_manifest
+
+KNATIVE = {"platform": "knative"}
+CLOUDS = [path for path in EXAMPLES if path.stem in ("gke", "eks-spot")]
+
+
+def _platform(rendered: Rendered) -> dict[str, Any]:
+    config = rendered.one("ConfigMap", "demo-rlhfless-platform")
+    loaded: dict[str, Any] = yaml.safe_load(config["data"]["platform.yaml"])
+    return loaded
+
+
+def _settings(rendered: Rendered, folder: Path) -> KnativeSettings:
+    path = folder / "platform.yaml"
+    path.write_text(yaml.safe_dump(_platform(rendered)), encoding="utf-8")
+    return load_settings(str(path))
+
+
+@pytest.mark.parametrize("example", [None, *CLOUDS], ids=lambda p: p.stem if p else "defaults")
+def test_its_services_are_valid(helm: Helm, example: Path | None, tmp_path: Path) -> None:
+    """The whole way: values, chart, the platform's settings, what the API server is sent."""
+    values = KNATIVE | (DIGESTS if example else {"functions.rollout.spot.enabled": "true"})
+    settings = _settings(helm.render(values, [example] if example else []), tmp_path)
+    assert set(settings.functions) == set(FUNCTION_NAMES)
+    for name, pods in settings.functions.items():
+        here = as_here(Deployment(function=name, max_instances=100), settings)
+        found = lanes(here, pods)
+        assert found
+        for lane in found:
+            manifest = service_manifest(settings, "job", here, lane, "holder")
+            check_manifest(manifest)
+            assert manifest["metadata"]["namespace"] == "rlhf"
+
+
+def test_a_misspelt_field_of_a_service_is_refused(helm: Helm, tmp_path: Path) -> None:
+    settings = _settings(helm.render(KNATIVE), tmp_path)
+    here = as_here(Deployment(function="reward"), settings)
+    lane = lanes(here, settings.functions["reward"])[0]
+    manifest = service_manifest(settings, "job", here, lane, "holder")
+    manifest["spec"]["template"]["spec"]["timeoutSecondz"] = 600
+    with pytest.raises(jsonschema.ValidationError):
+        check_manifest(manifest)
+
+
+def test_templates_are_pods_for_jobs_too(helm: Helm) -> None:
+    for function in _platform(helm.render(KNATIVE))["functions"].values():
+        for pool in function["pools"]:
+            pod = {"apiVersion": "v1", "kind": "Pod", **pool["template"]}
+            kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
+def test_functions_understand_their_command_line(
+    helm: Helm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, function in _platform(helm.render(KNATIVE))["functions"].items():
+        container = function["pools"][0]["template"]["spec"]["containers"][0]
+        assert container["command"] == ["python", "-m", "functions.host"]
+        assert container["env"][0]["name"] == TOKEN_VARIABLE
+        monkeypatch.setenv(TOKEN_VARIABLE, "token")
+        config = parse(container["args"])
+        assert config.function == name
+        assert config.port == container["ports"][0]["containerPort"]
+        assert config.workdir == "/work"
+
+
+def test_the_owner_is_the_controller(helm: Helm) -> None:
+    rendered = helm.render(KNATIVE)
+    owner = _platform(rendered)["owner"]
+    assert rendered.one(owner["kind"], owner["name"])["apiVersion"] == owner["apiVersion"]
+
+
+def test_accelerators_and_spot_nodes(helm: Helm) -> None:
+    (example,) = (path for path in EXAMPLES if path.stem == "gke")
+    rollout = _platform(helm.render(DIGESTS, [example]))["functions"]["rollout"]
+    reserved, spot = (pool["template"]["spec"] for pool in rollout["pools"])
+    limits = reserved["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == "1"  # a string, as the Python client wants it
+    assert "functions-gpu" in reserved["containers"][0]["image"]
+    assert "cloud.google.com/gke-spot" not in reserved["nodeSelector"]
+    assert spot["nodeSelector"] == {
+        "cloud.google.com/gke-accelerator": "nvidia-l4",
+        "cloud.google.com/gke-spot": "true",
+    }
+    assert len(spot["tolerations"]) == len(reserved["tolerations"]) + 1
+
+
+def test_a_change_of_functions_restarts_the_controller(helm: Helm) -> None:
+    def checksum(values: dict[str, str]) -> str:
+        deployment = helm.render(KNATIVE | values).one("Deployment", "demo-rlhfless-controller")
+        found: str = deployment["spec"]["template"]["metadata"]["annotations"]["checksum/platform"]
+        return found
+
+    assert checksum({}) == checksum({})
+    assert checksum({}) != checksum({"functions.reward.maxInstances": "9"})
+
+
+def test_upgrades_lose_no_replica_first(helm: Helm) -> None:
+    """A new replica is ready before one drains; but a volume of one writer has to change hands."""
+    name = "demo-rlhfless-controller"
+    rolling = helm.render().one("Deployment", name)["spec"]["strategy"]["rollingUpdate"]
+    assert rolling == {"maxUnavailable": 0, "maxSurge": 1}
+    alone = helm.render({"store.pvc.accessMode": "ReadWriteOnce"}).one("Deployment", name)
+    assert alone["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
