@@ -187,7 +187,8 @@ class Store:
 
 @dataclass
 class KubeApi:
-    """``url``: where it answers; ``requests``: what was asked, method and path."""
+    """``url``: where it answers; ``requests``: what was asked, verb (``list``, ``watch``, ``patch``
+    ...) and plural."""
 
     store: Store = field(default_factory=Store)
     url: str = ""
@@ -195,12 +196,12 @@ class KubeApi:
     requests: list[tuple[str, str]] = field(default_factory=list)
     denied: set[tuple[str, str]] = field(default_factory=set)
     """Verbs (``get``, ``patch`` ...) on plurals that no role allows."""
-    _failures: deque[ApiError] = field(default_factory=deque)
+    _failures: deque[tuple[str, ApiError]] = field(default_factory=deque)
     _watches: set[asyncio.Queue[Change | None]] = field(default_factory=set)
 
-    def fail_next(self, *errors: ApiError) -> None:
-        """The next requests are answered so, one each."""
-        self._failures.extend(errors)
+    def fail_next(self, *errors: ApiError, verb: str = "") -> None:
+        """The next requests, of this verb if one is given, are answered so, one each."""
+        self._failures.extend((verb, error) for error in errors)
 
     def drop_watches(self) -> None:
         for queue in self._watches:
@@ -246,11 +247,8 @@ class KubeApi:
 
     async def _answered(self, request: Request) -> Response:
         path = request.path_params
-        self.requests.append((request.method, request.url.path))
         if request.headers.get("authorization") != f"Bearer {self.token}":
             raise ApiError(401, "Unauthorized", "Unauthorized")
-        if self._failures:
-            raise self._failures.popleft()
         api = f"apis/{path['group']}" if "group" in path else "api"
         key = (f"{api}/{path['version']}", path["plural"], path.get("namespace", ""))
         name, query = path.get("name"), request.query_params
@@ -258,6 +256,9 @@ class KubeApi:
         verb = {"POST": "create", "PUT": "update"}.get(request.method, request.method.lower())
         if name is None and verb == "get":
             verb = "watch" if watching else "list"
+        self.requests.append((verb, key[1]))
+        if self._failures and self._failures[0][0] in ("", verb):
+            raise self._failures.popleft()[1]
         if (verb, key[1]) in self.denied:
             raise ApiError(403, "Forbidden", f"{key[1]} is forbidden: cannot {verb} resource")
         body = json.loads(raw) if (raw := await request.body()) else {}
