@@ -35,6 +35,7 @@ RUN groupadd --gid 10001 rlhfless \
     && install -d -o 10001 -g 10001 /work
 COPY --from=wheel /wheels /wheels
 RUN python3 -m pip install --no-deps /wheels/*.whl
+COPY examples /opt/rlhfless/examples
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_DISABLE_TELEMETRY=1 \
     TOKENIZERS_PARALLELISM=false VLLM_NO_USAGE_STATS=1
 USER 10001:10001

@@ -119,3 +119,24 @@ def test_upgrades_lose_no_replica_first(helm: Helm) -> None:
     assert rolling == {"maxUnavailable": 0, "maxSurge": 1}
     alone = helm.render({"store.pvc.accessMode": "ReadWriteOnce"}).one("Deployment", name)
     assert alone["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+
+
+def test_functions_find_inputs_where_the_controller_has_put_them(helm: Helm) -> None:
+    """A call names a model by its path, which is the same in every pod; functions only read it."""
+    rendered = helm.render(KNATIVE)
+    claim = rendered.one("PersistentVolumeClaim", "demo-rlhfless-inputs")["metadata"]["name"]
+    controller = rendered.one("Deployment", "demo-rlhfless-controller")["spec"]["template"]["spec"]
+    pods = [
+        pool["template"]["spec"]
+        for function in _platform(rendered)["functions"].values()
+        for pool in function["pools"]
+    ]
+    for pod in (controller, *pods):
+        (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "inputs")
+        assert volume["persistentVolumeClaim"]["claimName"] == claim
+        (mount,) = (m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "inputs")
+        assert mount["mountPath"] == "/data/inputs"
+        is_function = pod is not controller
+        assert mount.get("readOnly", False) is is_function
+        assert volume["persistentVolumeClaim"].get("readOnly", False) is is_function
+    assert "--data=/data" in controller["containers"][0]["args"]

@@ -94,6 +94,7 @@ spec:
       volumeMounts:
         - {name: work, mountPath: /work}
         - {name: tmp, mountPath: /tmp}
+        - {name: inputs, mountPath: /data/inputs, readOnly: true}
         {{- if $f.sharedMemory }}
         - {name: shm, mountPath: /dev/shm}
         {{- end }}
@@ -105,6 +106,8 @@ spec:
       emptyDir: {sizeLimit: {{ $f.scratch }}}
     - name: tmp
       emptyDir: {sizeLimit: 4Gi}
+    - name: inputs
+      persistentVolumeClaim: {claimName: {{ include "rlhfless.inputsClaim" $root }}, readOnly: true}
     {{- if $f.sharedMemory }}
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: {{ $f.sharedMemory }}}

@@ -17,6 +17,11 @@
 {{- end }}
 {{- end }}
 
+{{/* The claim of unpacked inputs, which the controller fills and functions read. */}}
+{{- define "rlhfless.inputsClaim" -}}
+{{- .Values.inputs.existingClaim | default (printf "%s-inputs" (include "rlhfless.fullname" .)) }}
+{{- end }}
+
 {{- define "rlhfless.storeEnvFrom" -}}
 {{- with .Values.store.existingSecret }}
 - secretRef: {name: {{ . }}}
