@@ -27,6 +27,7 @@ Data = Annotated[
 
 def register(app: typer.Typer) -> None:
     app.command("serve", rich_help_panel=PANEL)(serve)
+    app.command("doctor", rich_help_panel=PANEL)(doctor)
     keys = typer.Typer(no_args_is_help=True, help="API keys of any tenant.")
     keys.command("create")(keys_create)
     keys.command("list")(keys_list)
@@ -109,6 +110,41 @@ def serve(
                 log_level=log_level,
             )
         )
+
+
+def doctor(
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Look at the Kubernetes cluster that runs functions.")
+    ] = False,
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", help="Where the chart is installed.")
+    ] = "default",
+    release: Annotated[str, typer.Option(help="The chart's release.")] = "rlhfless",
+    context: Annotated[
+        str | None, typer.Option(help="Of the kubeconfig. Default: the current one.")
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            envvar="RLHFLESS_PLATFORM_FILE",
+            help="How functions look, as the chart renders it. Default: what the release has.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say what a cluster lacks to run functions, and how to change it. Exit code 2: something must
+    be changed."""
+    from rlhfless.cli.errors import reporting
+
+    with reporting(verbose):
+        from rlhfless.cli.doctor import Where, examine_cluster
+        from rlhfless.errors import UserError
+
+        if not cluster:
+            raise UserError("say what to look at", hint="rlhfless doctor --cluster")
+        examine_cluster(Where(namespace, release, context, file), as_json)
 
 
 def keys_create(

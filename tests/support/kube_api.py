@@ -278,6 +278,10 @@ class KubeApi:
                 return JSONResponse(page)
             case "get":
                 return JSONResponse(store.get(key, str(name)))
+            case "create" if key[1] == "selfsubjectaccessreviews":
+                wanted = body["spec"]["resourceAttributes"]
+                allowed = (wanted["verb"], wanted["resource"]) not in self.denied
+                return JSONResponse({**body, "status": {"allowed": allowed}}, 201)
             case "create":
                 return JSONResponse(store.create(key, body), 201)
             case "update":

@@ -1,0 +1,95 @@
+"""Asks a cluster what ``knative_checks`` judges."""
+
+from __future__ import annotations
+
+import yaml
+from pydantic import ValidationError
+
+from controller.platforms.knative_checks import (
+    AUTOSCALER,
+    DEFAULTS,
+    FEATURES,
+    RULES,
+    SYSTEM,
+    Facts,
+    Rule,
+)
+from controller.platforms.knative_settings import KnativeSettings
+from controller.platforms.kube import (
+    ACCESS_REVIEWS,
+    CONFIG_MAPS,
+    NODES,
+    SERVICES,
+    Kind,
+    Kube,
+    Object,
+)
+from rlhfless.errors import ForbiddenError, UserError
+
+CLAIMS = Kind("api/v1", "persistentvolumeclaims")
+FILE = "platform.yaml"
+
+
+async def installed_settings(kube: Kube, namespace: str, release: str) -> KnativeSettings:
+    """What the chart has put into the namespace. Raises ``UserError`` where it has not."""
+    labels = {"app.kubernetes.io/instance": release}
+    maps, _ = await kube.list(CONFIG_MAPS, namespace, labels)
+    for item in maps:
+        if FILE in item.get("data", {}):
+            try:
+                return KnativeSettings.model_validate(yaml.safe_load(item["data"][FILE]))
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(map(str, first["loc"]))
+                name = item["metadata"]["name"]
+                raise UserError(f"{FILE} of {name}: {where}: {first['msg']}") from error
+    raise UserError(
+        f"no release {release} with functions in pods is in the namespace {namespace}",
+        hint="give --namespace and --release as with helm, or --file",
+    )
+
+
+async def examine(kube: Kube, settings: KnativeSettings) -> Facts:
+    """Raises ``TransientError`` if the API server cannot be reached; what may not be read is left
+    open."""
+    namespace = settings.namespace
+    try:
+        await kube.list(SERVICES, namespace)
+        knative = True
+    except ForbiddenError:
+        knative = True  # the API server knows what it forbids
+    except UserError:
+        return Facts(knative=False)
+    maps = {name: await _data(kube, name) for name in (FEATURES, AUTOSCALER, DEFAULTS)}
+    rules = {rule: await _may(kube, namespace, rule) for rule in RULES}
+    claims = await _all(kube, CLAIMS, namespace)
+    by_name = None if claims is None else {item["metadata"]["name"]: item for item in claims}
+    return Facts(knative, maps, await _all(kube, NODES), rules, by_name)
+
+
+async def _data(kube: Kube, name: str) -> dict[str, str] | None:
+    try:
+        found = await kube.get(CONFIG_MAPS, name, SYSTEM)
+    except ForbiddenError:
+        return None
+    return {} if found is None else dict(found.get("data") or {})
+
+
+async def _all(kube: Kube, kind: Kind, namespace: str = "") -> list[Object] | None:
+    try:
+        return (await kube.list(kind, namespace))[0]
+    except ForbiddenError:
+        return None
+
+
+async def _may(kube: Kube, namespace: str, rule: Rule) -> bool:
+    verb, group, resource = rule
+    wanted = {"namespace": namespace, "verb": verb, "group": group, "resource": resource}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "metadata": {},
+        "spec": {"resourceAttributes": wanted},
+    }
+    answer = await kube.create(ACCESS_REVIEWS, review)
+    return bool(answer.get("status", {}).get("allowed"))

@@ -1,0 +1,137 @@
+"""``rlhfless doctor --cluster`` against clusters that lack this and that."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from controller.platforms.knative_settings import KnativeSettings
+from tests.support.knative_platforms import settings
+from tests.support.kube_api import KubeApi
+
+pytestmark = pytest.mark.slow
+Prepare = Callable[[KubeApi], None]
+KNATIVE = ("api/v1", "configmaps", "knative-serving")
+
+
+def config(api: KubeApi, name: str, **data: str) -> None:
+    keyed = {key.replace("__", ".").replace("_", "-"): value for key, value in data.items()}
+    api.store.create(KNATIVE, {"metadata": {"name": name}, "data": keyed})
+
+
+def good(api: KubeApi) -> None:
+    config(api, "config-features", kubernetes__podspec_nodeselector="Enabled")
+    config(api, "config-autoscaler", allow_zero_initial_scale="true")
+    config(api, "config-defaults", max_revision_timeout_seconds="3600")
+    api.store.create(
+        ("api/v1", "nodes", ""),
+        {
+            "metadata": {"name": "gpu-1", "labels": {"gpu": "h100"}},
+            "status": {"allocatable": {"nvidia.com/gpu": "8"}},
+        },
+    )
+
+
+def bare(api: KubeApi) -> None:
+    """Knative as it comes, and an account without a Role."""
+    api.denied |= {("patch", "services"), ("list", "nodes"), ("get", "configmaps")}
+
+
+def wanted() -> KnativeSettings:
+    told = settings(function={"accelerator": "h100", "count": 2}, timeoutSeconds=1200)
+    for pods in told.functions.values():
+        for pool in pods.pools:
+            pool.template["spec"]["nodeSelector"] = {"gpu": "h100"}
+    return told
+
+
+def doctor(
+    folder: Path, prepare: Prepare, told: KnativeSettings, *options: str
+) -> subprocess.CompletedProcess[str]:
+    async def run() -> subprocess.CompletedProcess[str]:
+        async with KubeApi().serving() as api:
+            document = told.model_dump_json(by_alias=True)
+            labels = {"app.kubernetes.io/instance": told.release}
+            api.store.create(
+                ("api/v1", "configmaps", told.namespace),
+                {
+                    "metadata": {"name": "rlhfless-platform", "labels": labels},
+                    "data": {"platform.yaml": document},
+                },
+            )
+            prepare(api)
+            kubeconfig = folder / "config"
+            kubeconfig.write_text(yaml.safe_dump(kubeconfig_of(api)))
+            arguments = [sys.executable, "-m", "rlhfless.cli.main", "doctor", "--cluster", *options]
+            return await asyncio.to_thread(
+                subprocess.run,
+                arguments,
+                env={"KUBECONFIG": str(kubeconfig), "PATH": "/usr/bin", "HOME": str(folder)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+
+    return asyncio.run(run())
+
+
+def kubeconfig_of(api: KubeApi) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": api.url}}],
+        "users": [{"name": "u", "user": {"token": api.token}}],
+    }
+
+
+def test_a_cluster_that_has_everything(tmp_path: Path) -> None:
+    done = doctor(tmp_path, good, wanted(), "--json")
+    assert done.returncode == 0, done.stderr
+    assert {finding["verdict"] for finding in json.loads(done.stdout)} == {"ok"}
+
+
+def test_a_cluster_that_lacks_much_is_told_how_to_mend_it(tmp_path: Path) -> None:
+    done = doctor(tmp_path, lambda api: None, wanted())
+    assert done.returncode == 2, done.stderr
+    assert "FAIL  kubernetes.podspec-nodeselector is off" in done.stdout
+    assert "kubectl patch configmap config-features -n knative-serving" in done.stdout
+    assert "FAIL  Knative does not allow functions that begin without a pod" in done.stdout
+    assert "FAIL  a request may take 600 s here, functions want 1200" in done.stdout
+    assert "warn  no node with 2 nvidia.com/gpu for rollout (on-demand)" in done.stdout
+
+
+def test_what_may_not_be_read_is_left_open(tmp_path: Path) -> None:
+    done = doctor(tmp_path, bare, wanted())
+    assert done.returncode == 2, done.stderr
+    assert "FAIL  the controller may not patch services.serving.knative.dev" in done.stdout
+    assert "?     knative-serving/config-features may not be read" in done.stdout
+    assert "?     nodes with 2 nvidia.com/gpu for rollout" in done.stdout
+
+
+def test_no_release_is_there(tmp_path: Path) -> None:
+    done = doctor(tmp_path, good, wanted(), "--release", "another")
+    assert done.returncode == 2
+    assert "no release another" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_cluster_is_configured(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rlhfless.cli.main", "doctor", "--cluster"],
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin", "KUBECONFIG": str(tmp_path / "none")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "no Kubernetes cluster is configured" in done.stderr
