@@ -11,11 +11,12 @@ import pytest
 import yaml
 
 from controller.platforms.base import Deployment
+from controller.platforms.knative_checks import flags
 from controller.platforms.knative_manifest import as_here, lanes, service_manifest
 from controller.platforms.knative_settings import KnativeSettings, load_settings
 from functions.host import TOKEN_VARIABLE, parse
 from rlhfless.messages import FUNCTION_NAMES
-from tests.support.helm import DIGESTS, EXAMPLES, Helm, Rendered
+from tests.support.helm import DIGESTS, EXAMPLES, ROOT, Helm, Rendered
 from tests.support.manifests import KUBERNETES, check_manifest
 
 KNATIVE = {"platform": "knative"}
@@ -140,3 +141,25 @@ def test_functions_find_inputs_where_the_controller_has_put_them(helm: Helm) -> 
         assert mount.get("readOnly", False) is is_function
         assert volume["persistentVolumeClaim"].get("readOnly", False) is is_function
     assert "--data=/data" in controller["containers"][0]["args"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {
+            "functionDefaults.priorityClassName": "high",
+            "functionDefaults.runtimeClassName": "nvidia",
+        },
+        {"functionDefaults.affinity.nodeAffinity": "{}"},
+        {"functionDefaults.nodeSelector.kind": "gpu", "functions.reward.tolerations[0].key": "gpu"},
+    ],
+    ids=["defaults", "classes", "affinity", "nodes"],
+)
+def test_the_docs_name_each_feature_of_knative_that_is_needed(
+    helm: Helm, values: dict[str, str], tmp_path: Path
+) -> None:
+    docs = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    settings = _settings(helm.render(KNATIVE | values), tmp_path)
+    needed = {flag for f in settings.functions.values() for pool in f.pools for flag in flags(pool)}
+    assert not {flag for flag in needed if flag not in docs and "emptydir" not in flag}
