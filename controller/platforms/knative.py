@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from typing import Any
 
 from controller.ledger import Ledger
@@ -36,6 +36,7 @@ from controller.platforms.knative_pool import KnativePool, Route
 from controller.platforms.knative_settings import KnativeSettings, duration_s
 from controller.platforms.knative_status import read_pod, read_service
 from controller.platforms.kube import PODS, SERVICES, Kind, Kube, Object
+from controller.platforms.local_logs import LogSlice
 from rlhfless.errors import CapacityError, InternalError, RlhflessError, UserError
 from rlhfless.messages import ROUTES, AnyFrame, FunctionName, Request, SteerRequest
 
@@ -201,6 +202,13 @@ class KnativePlatform:
         pool = self._pool(function)
         pool.most = min(most, pool.deployment.max_instances)
         pool.serve()
+
+    def log_slices(self) -> list[LogSlice]:
+        """None: what pods write is kept by the cluster's own log keeping."""
+        return []
+
+    def drop_logs(self, parts: Iterable[LogSlice]) -> None:
+        """There are none."""
 
     # --- what the cluster tells -------------------------------------------------------------------
 

@@ -25,11 +25,10 @@ from controller.job_store import JobStore
 from controller.known import Known
 from controller.ledger import Ledger
 from controller.orchestrator import Outcome
-from controller.platforms.local import LocalPlatform
-from controller.platforms.local_host import LocalHost
 from controller.platforms.local_logs import LogSlice
 from controller.service.accounting import Accounting
 from controller.service.events import JobEndedError, JobEvent
+from controller.service.hosts import Host, JobPlatform, Wanted
 from controller.service.job_control import JobControl
 from controller.service.lease import Lease, Leases
 from controller.service.log_keeper import tailing
@@ -75,7 +74,7 @@ class Attempt:
     def __init__(
         self,
         service: Service,
-        host: LocalHost,
+        host: Host,
         leases: Leases,
         lease: Lease,
         record: JobRecord,
@@ -88,7 +87,7 @@ class Attempt:
         self._record = record
         self.job = record.id
         self.control = control
-        self._platform: LocalPlatform | None = None
+        self._platform: JobPlatform | None = None
         self._journal = JobStore(service.redis, record.id, lease.fence, announce)
         self._reporter = Reporter(record.id, service.events, self._journal, lease.fence)
         self._accounting = Accounting(service, record, self._journal, lease.fence)
@@ -142,14 +141,13 @@ class Attempt:
             await enter(recording(service.redis, self.job, self._lease.fence, ledger))
             await enter(self._accounting.running())
             trackers = await enter(self._tracking(whole))  # paths here are nobody else's concern
-            self._platform = await enter(
-                LocalPlatform(
-                    deployments(spec),
-                    ledger=ledger,
-                    host=self._host,
-                    kinds=kinds(record.tenant, spec),
-                )
+            wanted = Wanted(
+                job=self.job,
+                deployments=deployments(spec),
+                ledger=ledger,
+                kinds=kinds(record.tenant, spec),
             )
+            self._platform = await enter(self._host.platform(wanted))
             self.control.attach(self._platform.bound)
             execution = Execution(
                 id=self.job,

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from controller.platforms.local_host import LocalHost
 from controller.service.attempt import Attempt
+from controller.service.hosts import Host
 from controller.service.job_control import JobControl, least_instances, most_instances
 from controller.service.lease import Leases
 from controller.service.queue import Candidate
@@ -53,7 +53,7 @@ class _Driven:
 class Driver:
     """``leases``: those that this replica takes."""
 
-    def __init__(self, service: Service, host: LocalHost, leases: Leases) -> None:
+    def __init__(self, service: Service, host: Host, leases: Leases) -> None:
         self._service = service
         self._host = host
         self._leases = leases

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import uvicorn
 
-from controller.platforms.local_host import LocalHost, LocalOptions
+from controller.platforms.local_host import LocalOptions
 from controller.redis_server import beside, open_redis
 from controller.service.accounting import Settling
 from controller.service.app import create_app
 from controller.service.driver import Driver
+from controller.service.hosts import open_host
 from controller.service.lease import Leases
 from controller.service.service import Estimator, Service
 from controller.service.settings import Settings
@@ -63,18 +64,20 @@ async def serve(
         async with (
             open_redis(settings.file("redis"), redis_url, restart=True) as redis,
             beside(redis) as apart,
-            LocalHost(settings.file("logs", name), LocalOptions(niceness=NICENESS)) as local,
+            open_host(
+                settings.platform_file, settings.file("logs", name), LocalOptions(niceness=NICENESS)
+            ) as functions,
         ):
             service = Service(redis, settings, estimator)
             admin_key = await _first_key(service, own=redis_url is None)
             leases = Leases(apart, name)  # renewed in time, however much is asked of the API
-            driver = Driver(service, local, leases)
+            driver = Driver(service, functions, leases)
             webhooks = WebhookSender(redis, service.registry, service.events, leases, settings)
             async with asyncio.TaskGroup() as group:
                 driving = group.create_task(driver.run(), name="driver")
                 settling = group.create_task(Settling(service, leases).run(), name="settle")
                 sending = group.create_task(webhooks.run(), name="webhooks")
-                tidies = group.create_task(tidying(service), name="tidy")
+                tidies = group.create_task(tidying(service, functions), name="tidy")
                 async with _answering(service, listening):
                     ready(Serving(_url(listening), admin_key))
                     try:

@@ -41,6 +41,8 @@ class Settings:
     """Of a tenant that has none of its own."""
     library: str | None = None
     """Folder of models, datasets and rewards that every tenant's jobs may name."""
+    platform_file: str | None = None
+    """Says which cluster runs functions, and how they look there; None: this machine."""
     allowed_urls: tuple[str, ...] = field(default=())
     """Prefixes of URLs that jobs may name though they lead into the operator's own network."""
 

@@ -13,6 +13,7 @@ from functools import partial
 
 from controller.garbage import collect_job
 from controller.redis_calls import answer
+from controller.service.hosts import Host
 from controller.service.records import ENDED_JOBS
 from controller.service.removal import LET_GO_S, clear_away, remove_old
 from controller.service.service import Service
@@ -21,19 +22,28 @@ from rlhfless.errors import CapacityError, NotFoundError, TransientError
 FILES_EVERY_S = 24 * 3600.0
 JOBS_EVERY_S = 600.0
 REMAINS_EVERY_S = 60.0
+SWEEP_EVERY_S = 60.0
 _log = logging.getLogger(__name__)
 
 
-async def tidying(service: Service) -> None:
+async def tidying(service: Service, host: Host) -> None:
     """Until it is cancelled."""
     async with asyncio.TaskGroup() as group:
         group.create_task(_often(service.files.sweep, FILES_EVERY_S), name="tidy-files")
+        sweep = partial(host.sweep, partial(running_jobs, service))
+        group.create_task(_often(sweep, SWEEP_EVERY_S), name="tidy-functions")
         for name, work, every_s in (
             ("jobs", clean_up, JOBS_EVERY_S),
             ("old-jobs", remove_old, JOBS_EVERY_S),
             ("remains", clear_away, REMAINS_EVERY_S),
         ):
             group.create_task(_often(partial(work, service), every_s), name=f"tidy-{name}")
+
+
+async def running_jobs(service: Service) -> set[str]:
+    """Those that some replica drives, or will again: what they have left in a cluster is theirs."""
+    records = await service.registry.open_jobs()
+    return {record.id for record in records if record.state in ("running", "pausing")}
 
 
 async def clean_up(service: Service, now: Callable[[], float] = time.time) -> int:

@@ -84,6 +84,15 @@ def serve(
             "repeated.",
         ),
     ] = None,
+    platform_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            envvar="RLHFLESS_PLATFORM_FILE",
+            help="The cluster that runs functions, as the Helm chart renders it. Default: they run "
+            "on this machine.",
+        ),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
     verbose: Verbose = False,
 ) -> None:
@@ -107,6 +116,7 @@ def serve(
                 library=library,
                 keep_days=keep_days,
                 allow_urls=allow_url or (),
+                platform_file=platform_file,
                 log_level=log_level,
             )
         )

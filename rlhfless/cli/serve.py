@@ -35,6 +35,7 @@ class Wishes:
     library: str | None
     keep_days: float | None
     allow_urls: Sequence[str]
+    platform_file: str | None
     log_level: str
 
 
@@ -61,6 +62,7 @@ def serve_here(wishes: Wishes) -> None:
         library=_library(wishes.library),
         keep_days=_days(wishes.keep_days),
         allowed_urls=tuple(wishes.allow_urls),
+        platform_file=wishes.platform_file,
     )
     redis_url = os.environ.get("REDIS_URL")
 

@@ -9,6 +9,7 @@ import pytest
 from controller.orchestrator import Outcome
 from controller.platforms.local_host import LocalHost
 from controller.service.attempt import Attempt
+from controller.service.hosts import HereHost
 from controller.service.job_control import JobControl
 from controller.service.lease import Leases
 from controller.service.states import State
@@ -27,7 +28,7 @@ async def attempt_at(api: Api, folder: Path) -> Attempt:
     lease = await leases.acquire(record.id)
     assert lease is not None
     control = JobControl(JobSpec.model_validate(SPEC), 3)
-    host = LocalHost(str(folder))
+    host = HereHost(LocalHost(str(folder)))
     return Attempt(api.service, host, leases, lease, record, control)
 
 

@@ -11,6 +11,7 @@ import pytest
 from controller.platforms.local_host import LocalHost
 from controller.service import driver
 from controller.service.driver import LEND_AFTER_S, Driver, candidate
+from controller.service.hosts import HereHost
 from controller.service.lease import Leases
 from controller.service.records import JobRecord, read_record
 from controller.service.reporter import Reached
@@ -34,7 +35,7 @@ class World:
         settings = Settings(folder=str(folder), store="memory://driver", instances=1)
         self.service = Service(self.redis, settings)
         self.others = Leases(self.redis, "other")
-        host = LocalHost(str(folder / "host"))
+        host = HereHost(LocalHost(str(folder / "host")))
         self.driver = Driver(self.service, host, Leases(self.redis, "this"))
 
     async def job(self, *states: str) -> JobRecord:

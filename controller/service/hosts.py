@@ -1,0 +1,163 @@
+"""Where a replica's jobs run their functions: processes of its machine, or pods of a cluster.
+
+A host outlives its jobs; each attempt at one gets a platform of its own from it. Which host there
+is, is the operator's to say: ``platform.yaml`` (``rlhfless serve --platform-file``) names a
+cluster's platform, without it everything runs here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections import Counter
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from controller.ledger import Ledger
+from controller.platforms.base import Deployment, InstanceState, Platform
+from controller.platforms.local import LocalPlatform
+from controller.platforms.local_host import LocalHost, LocalOptions
+from controller.platforms.local_logs import LogSlice
+from rlhfless.errors import UserError
+from rlhfless.messages import FunctionName
+
+if TYPE_CHECKING:
+    from controller.platforms.knative import KnativePlatform
+    from controller.platforms.knative_settings import KnativeSettings
+    from controller.platforms.kube import Kube
+
+TOKEN_VARIABLE = "RLHFLESS_FUNCTION_TOKEN"  # noqa: S105  (the name of a variable)
+_log = logging.getLogger(__name__)
+Stats = Mapping[tuple[FunctionName, InstanceState], int]
+Live = Callable[[], Awaitable[Collection[str]]]
+
+
+class JobPlatform(Platform, Protocol):
+    """A platform that holds one of several jobs to its share, and tells what its instances
+    wrote."""
+
+    def bound(self, function: FunctionName, most: int) -> None: ...
+
+    def log_slices(self) -> list[LogSlice]: ...
+
+    def drop_logs(self, parts: Iterable[LogSlice]) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A job's functions. ``kinds``: what instances must have in common to be exchanged."""
+
+    job: str
+    deployments: Sequence[Deployment]
+    ledger: Ledger
+    kinds: Mapping[FunctionName, Hashable]
+
+
+class Host(Protocol):
+    def platform(self, wanted: Wanted) -> AbstractAsyncContextManager[JobPlatform]: ...
+
+    def stats(self) -> Stats:
+        """Instances of each function in each state; what is not there is 0."""
+        ...
+
+    async def sweep(self, live: Live) -> int:
+        """Remove what replicas that are gone have left, and say how much; ``live`` tells the jobs
+        that run."""
+        ...
+
+
+class HereHost:
+    """Processes of this machine."""
+
+    def __init__(self, local: LocalHost) -> None:
+        self._local = local
+
+    def platform(self, wanted: Wanted) -> LocalPlatform:
+        return LocalPlatform(
+            wanted.deployments, ledger=wanted.ledger, host=self._local, kinds=wanted.kinds
+        )
+
+    def stats(self) -> Stats:
+        return self._local.stats()
+
+    async def sweep(self, live: Live) -> int:
+        """Nothing of a replica outlives it."""
+        return 0
+
+
+class KnativeHost:
+    """Pods of a cluster; each job's are its own."""
+
+    def __init__(self, kube: Kube, settings: KnativeSettings, token: str) -> None:
+        self._kube = kube
+        self._settings = settings
+        self._token = token
+        self._platforms: set[KnativePlatform] = set()
+
+    @contextlib.asynccontextmanager
+    async def platform(self, wanted: Wanted) -> AsyncGenerator[KnativePlatform, None]:
+        from controller.platforms.knative import KnativePlatform
+
+        made = KnativePlatform(
+            wanted.deployments,
+            job=wanted.job,
+            ledger=wanted.ledger,
+            kube=self._kube,
+            settings=self._settings,
+            token=self._token,
+        )
+        self._platforms.add(made)
+        try:
+            async with made:
+                yield made
+        finally:
+            self._platforms.discard(made)
+
+    def stats(self) -> Stats:
+        return Counter((i.function, i.state) for p in self._platforms for i in p.instances())
+
+    async def sweep(self, live: Live) -> int:
+        from controller.platforms.knative_garbage import collect
+
+        try:
+            return len(await collect(self._kube, self._settings, live))
+        except UserError as error:  # a missing right, say: the operator's to mend
+            _log.error("cannot remove what earlier controllers left: %s", error.detail)
+            return 0
+
+
+@contextlib.asynccontextmanager
+async def open_host(
+    platform_file: str | None, logs: str, options: LocalOptions
+) -> AsyncGenerator[Host, None]:
+    """``logs``: folder of the instances' logs, where they run here. Raises ``UserError`` for a file
+    that names no platform this release has, or that cannot be followed here."""
+    if platform_file is None:
+        async with LocalHost(logs, options) as local:
+            yield HereHost(local)
+        return
+    try:
+        from controller.platforms.kube import Kube
+    except ModuleNotFoundError as error:
+        hint = "pip install 'rlhfless[k8s]'"
+        raise UserError("the Kubernetes client is not installed", hint=hint) from error
+    from controller.platforms.knative_settings import load_settings
+
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
+        raise UserError(f"{TOKEN_VARIABLE} must hold the token that functions ask for")
+    settings = load_settings(platform_file)
+    async with await Kube.connect() as kube:
+        yield KnativeHost(kube, settings, token)
