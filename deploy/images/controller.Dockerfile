@@ -5,9 +5,8 @@ ARG PYTHON=docker.io/library/python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f5
 
 FROM ${PYTHON} AS wheel
 WORKDIR /src
-RUN --mount=type=cache,target=/root/.cache/pip pip install build
 COPY . .
-RUN --mount=type=cache,target=/root/.cache/pip python -m build --wheel --outdir /wheels
+RUN --mount=type=cache,target=/root/.cache/pip pip wheel --no-deps --wheel-dir /wheels .
 
 FROM ${PYTHON} AS environment
 RUN python -m venv /opt/venv

@@ -9,9 +9,8 @@ ARG VLLM_DIGEST
 
 FROM ${PYTHON} AS wheel
 WORKDIR /src
-RUN --mount=type=cache,target=/root/.cache/pip pip install build
 COPY . .
-RUN --mount=type=cache,target=/root/.cache/pip python -m build --wheel --outdir /wheels
+RUN --mount=type=cache,target=/root/.cache/pip pip wheel --no-deps --wheel-dir /wheels .
 
 FROM docker.io/vllm/vllm-openai:v0.32.0@${VLLM_DIGEST}
 ARG VERSION=0.1.0

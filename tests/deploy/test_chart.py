@@ -22,7 +22,6 @@ ALL_ON = {
     "controller.autoscaling.enabled": "true",
     "functions.reward.egress": "true",
     "functions.rollout.spot.enabled": "true",
-    "training.gang": "kueue",
     "ingress.enabled": "true",
     "ingress.host": "rlhfless.example.com",
     "metrics.serviceMonitor.enabled": "true",

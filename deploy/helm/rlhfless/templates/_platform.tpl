@@ -17,7 +17,6 @@ ray:
   address: {{ required "ray.address is needed with platform ray" .Values.ray.address | quote }}
   serveUrl: {{ .Values.ray.serveUrl | quote }}
 {{- end }}
-training: {gang: {{ .Values.training.gang }}, kueueQueue: {{ .Values.training.kueueQueue | quote }}}
 functions:
 {{- range $name := list "rollout" "reward" "reference" "training" }}
 {{- $f := include "rlhfless.function" (list $root $name) | fromJson }}
