@@ -98,14 +98,21 @@ class Helm:
         files: Sequence[Path] = (),
         *,
         release: str = "demo",
+        cluster: Path | None = None,
     ) -> Rendered:
-        """``values``: as ``--set`` has them."""
+        """``values``: as ``--set`` has them; ``cluster``: a kubeconfig, for the chart to look up
+        what is there."""
         arguments = ["template", release, str(CHART), "--namespace", "rlhf"]
         for file in files:
             arguments += ["--values", str(file)]
         for name, value in (values or {}).items():
             arguments += ["--set", f"{name}={value}"]
-        done = self.run(*arguments, "--kube-version", "1.34")
+        if cluster is None:
+            arguments += ["--kube-version", "1.34"]
+        else:
+            arguments += ["--dry-run=server", "--disable-openapi-validation"]
+            arguments += ["--kubeconfig", str(cluster)]
+        done = self.run(*arguments)
         manifests = list(filter(None, yaml.safe_load_all(done.stdout)))
         return Rendered(done.returncode, done.stdout, done.stderr, manifests)
 
@@ -115,9 +122,10 @@ class Helm:
         files: Sequence[Path] = (),
         *,
         release: str = "demo",
+        cluster: Path | None = None,
     ) -> Rendered:
         """As ``try_render``, and it must work."""
-        rendered = self.try_render(values, files, release=release)
+        rendered = self.try_render(values, files, release=release, cluster=cluster)
         assert rendered.code == 0, rendered.error
         return rendered
 

@@ -212,7 +212,8 @@ class KubeApi:
         return len(self._watches)
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncGenerator[KubeApi, None]:
+    async def serving(self, *further: Route) -> AsyncGenerator[KubeApi, None]:
+        """``further``: what else this server answers, such as discovery."""
         routes = [
             Route(
                 f"/{head}/{tail}", self._answer, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -227,7 +228,7 @@ class KubeApi:
             )
         ]
         self.store.listeners.append(self._spread)
-        async with serve(Starlette(routes=routes)) as url:
+        async with serve(Starlette(routes=[*further, *routes])) as url:
             self.url = url
             try:
                 yield self
@@ -247,7 +248,7 @@ class KubeApi:
 
     async def _answered(self, request: Request) -> Response:
         path = request.path_params
-        if request.headers.get("authorization") != f"Bearer {self.token}":
+        if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
             raise ApiError(401, "Unauthorized", "Unauthorized")
         api = f"apis/{path['group']}" if "group" in path else "api"
         key = (f"{api}/{path['version']}", path["plural"], path.get("namespace", ""))
