@@ -12,11 +12,11 @@ FROM ${PYTHON} AS environment
 RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 WORKDIR /src
-# (S3's library wants an older dateutil than the tests run with.)
+COPY deploy/images/constraints.txt images.txt
 COPY pyproject.toml constraints.txt deploy/images/requirements.py ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     python requirements.py pyproject.toml data stores k8s tensorboard wandb mlflow > wanted.txt \
-    && grep -v '^python-dateutil==' constraints.txt > limits.txt \
+    && python requirements.py --constraints constraints.txt images.txt > limits.txt \
     && pip install -c limits.txt -r wanted.txt
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-deps /wheels/*.whl

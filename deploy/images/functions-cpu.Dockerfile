@@ -17,11 +17,11 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY constraints.txt ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --index-url "${TORCH_INDEX}" "$(grep '^torch==' constraints.txt)"
-# (S3's library wants an older dateutil than the tests run with.)
+COPY deploy/images/constraints.txt images.txt
 COPY pyproject.toml deploy/images/requirements.py ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     python requirements.py pyproject.toml functions data stores examples > wanted.txt \
-    && grep -v '^python-dateutil==' constraints.txt > limits.txt \
+    && python requirements.py --constraints constraints.txt images.txt > limits.txt \
     && pip install -c limits.txt -r wanted.txt
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-deps /wheels/*.whl

@@ -142,3 +142,22 @@ def test_images_are_those_that_the_chart_names() -> None:
     values = (ROOT / "deploy" / "helm" / "rlhfless" / "values.yaml").read_text(encoding="utf-8")
     for path in IMAGES:
         assert f"repository: rlhfless/{path.stem}," in values
+
+
+@pytest.mark.parametrize("name", ["controller", "functions-cpu"])
+def test_what_they_install_is_pinned(name: str) -> None:
+    images = str(ROOT / "deploy" / "images" / "constraints.txt")
+    pins = _requirements().constraints(str(ROOT / "constraints.txt"), images)
+    versions = {canonicalize_name(Requirement(pin).name): Requirement(pin) for pin in pins}
+    assert len(versions) == len(pins)
+    for wanted in map(Requirement, _requirements().requirements(PYPROJECT, _extras(name))):
+        (pin,) = versions[canonicalize_name(wanted.name)].specifier
+        assert wanted.specifier.contains(pin.version), wanted
+
+
+def test_an_image_s_own_pin_counts(tmp_path: Path) -> None:
+    root, own = tmp_path / "root", tmp_path / "own"
+    root.write_text("# why\nPython_Dateutil==4.0.0\nsix==1.0\n")
+    own.write_text("python-dateutil==2.9.0\n")
+    found = _requirements().constraints(str(root), str(own))
+    assert sorted(found) == ["python-dateutil==2.9.0", "six==1.0"]
