@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.helm import EXAMPLES, Helm
+from tests.support.helm import EXAMPLES, ROOT, Helm
 from tests.support.helm_cluster import helm_cluster
 from tests.support.installed import PROGRAM, Installed, container_of, installed
 
@@ -39,19 +39,27 @@ def test_helm_test_passes(trial: Installed) -> None:
     subprocess.run([sys.executable, "-c", script, trial.url], check=True)
 
 
-def test_the_first_key_of_the_notes_opens_the_service(trial: Installed) -> None:
-    command = ["keys", "create", "--tenant", "default", "--name", "me", "--scope", "admin"]
+def _command(running: Installed, *arguments: str, **environment: str) -> str:
+    """What a command of ours prints, in the controller's environment."""
     done = subprocess.run(
-        [str(PROGRAM / "rlhfless"), *command],
-        env=trial.environment,
+        [str(PROGRAM / "rlhfless"), *arguments],
+        env=running.environment | environment,
+        cwd=ROOT,
         check=True,
         capture_output=True,
         text=True,
     )
-    key = next(word for word in done.stdout.split() if word.startswith("rlk_"))
-    answer = httpx.get(trial.url + "/v1/models", headers={"Authorization": f"Bearer {key}"})
-    assert answer.status_code == 200
+    return done.stdout
+
+
+def test_a_job_runs_with_the_first_key_of_the_notes(trial: Installed) -> None:
+    key = ["keys", "create", "--tenant", "default", "--name", "me", "--scope", "admin"]
+    made = next(word for word in _command(trial, *key).split() if word.startswith("rlk_"))
+    answer = httpx.get(trial.url + "/v1/models", headers={"Authorization": f"Bearer {made}"})
     assert "quickstart" in answer.text  # the library that the image brings
+    job = ["submit", "examples/quickstart.yaml", "--set", "training.steps=1", "--watch"]
+    told = _command(trial, *job, RLHFLESS_URL=trial.url, RLHFLESS_API_KEY=made)
+    assert "succeeded: all steps done" in told
 
 
 def test_a_controller_for_knative_starts_from_what_is_rendered(helm: Helm, tmp_path: Path) -> None:
