@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import yaml
 from pydantic import ValidationError
 
@@ -60,7 +62,9 @@ async def examine(kube: Kube, settings: KnativeSettings) -> Facts:
         knative = True  # the API server knows what it forbids
     except UserError:
         return Facts(knative=False)
-    maps = {name: await _data(kube, name) for name in (FEATURES, AUTOSCALER, DEFAULTS)}
+    maps: dict[str, Mapping[str, str] | None] = {
+        name: await _data(kube, name) for name in (FEATURES, AUTOSCALER, DEFAULTS)
+    }
     rules = {rule: await _may(kube, namespace, rule) for rule in RULES}
     claims = await _all(kube, CLAIMS, namespace)
     by_name = None if claims is None else {item["metadata"]["name"]: item for item in claims}

@@ -173,9 +173,11 @@ class KnativePool:
                 task = asyncio.create_task(self._poke(route))
                 route.pokes.add(task)
                 task.add_done_callback(route.pokes.discard)
+            while len(route.pokes) > route.wanted_pokes:  # held ones would bring up further pods
+                route.pokes.pop().cancel()
 
     async def _poke(self, route: Route) -> None:
-        while len(route.pokes) <= route.wanted_pokes:
+        while True:
             assert route.view.url is not None
             problem = await poke(self._client, route.view.url, self._request_s)
             if problem:

@@ -8,7 +8,6 @@ cluster's platform, without it everything runs here.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections import Counter
 from collections.abc import (
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from controller.platforms.kube import Kube
 
 TOKEN_VARIABLE = "RLHFLESS_FUNCTION_TOKEN"  # noqa: S105  (the name of a variable)
-_log = logging.getLogger(__name__)
 Stats = Mapping[tuple[FunctionName, InstanceState], int]
 Live = Callable[[], Awaitable[Collection[str]]]
 
@@ -92,7 +90,7 @@ class HereHost:
     def stats(self) -> Stats:
         return self._local.stats()
 
-    async def sweep(self, live: Live) -> int:
+    async def sweep(self, live: Live) -> int:  # noqa: ARG002 (the Protocol's)
         """Nothing of a replica outlives it."""
         return 0
 
@@ -131,11 +129,7 @@ class KnativeHost:
     async def sweep(self, live: Live) -> int:
         from controller.platforms.knative_garbage import collect
 
-        try:
-            return len(await collect(self._kube, self._settings, live))
-        except UserError as error:  # a missing right, say: the operator's to mend
-            _log.error("cannot remove what earlier controllers left: %s", error.detail)
-            return 0
+        return len(await collect(self._kube, self._settings, live))
 
 
 @contextlib.asynccontextmanager

@@ -1,7 +1,8 @@
 """Functions that behave as the job of a call says, for tests with real processes.
 
 ``call.job``: ``echo`` (one token for each sample), ``slow:<s>`` (a token every ``s`` seconds until
-stopped), ``deaf:<s>`` (blocks, hears nothing), ``raise``, ``user``, ``oom``, ``disk``, ``exit``,
+stopped), ``steered`` (goes on until it is steered, gives up what it is told to), ``deaf:<s>``
+(blocks, hears nothing), ``raise``, ``user``, ``oom``, ``disk``, ``exit``,
 ``silent`` (no terminal frame), ``flood:<n>`` (n frames of 1 KiB), ``child`` (starts ``sleep``).
 Unary calls count their runs in a file of the store, so a test sees how often they really ran.
 """
@@ -25,6 +26,7 @@ from rlhfless.messages import (
     LogprobsDone,
     LogprobsRequest,
     Progress,
+    Released,
     RewardDone,
     RewardRequest,
     RolloutDone,
@@ -90,6 +92,12 @@ def _behave(request: Any, context: CallContext) -> Iterator[Frame]:
                 time.sleep(float(value))
             if isinstance(request, RolloutRequest):
                 yield RolloutDone(unfinished=list(range(len(request.samples))))
+        case "steered":
+            context.inbox.open()
+            while not (taken := context.take()) and context.stop_reason is None:
+                yield Progress(running=1, waiting=0, kv_tokens=os.getpid(), iterations=0)
+                time.sleep(0.01)
+            yield Released(samples=[index for change in taken for index in change.release])
         case "deaf":
             yield Progress(running=1, waiting=0, kv_tokens=os.getpid(), iterations=0)
             time.sleep(float(value))

@@ -1,18 +1,34 @@
 """The Knative platform against stand-ins of its API server and of Knative, with real processes as
-pods: what happens to Services, pods and calls."""
+pods: what only a cluster does to Services, pods and calls."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rlhfless.messages import Finished, RolloutDone, Tokens
-from tests.support.knative_platforms import world
+from controller.ledger import Ledger
+from controller.platforms import knative_pool
+from controller.platforms.base import Deployment
+from controller.platforms.knative import KnativePlatform
+from controller.platforms.knative_garbage import collect
+from controller.platforms.knative_settings import Owner
+from rlhfless.errors import CapacityError, InternalError, RlhflessError, UserError
+from rlhfless.messages import Finished, Progress, RolloutDone, Tokens
+from tests.support.knative_platforms import World, settings, world
+from tests.support.kube_api import Object
 from tests.support.processes import frames_of, rollout, until
 
 pytestmark = pytest.mark.slow
+SERVICES = ("apis/serving.knative.dev/v1", "services", "default")
+PODS = ("api/v1", "pods", "default")
+
+
+def services(place: World) -> list[Object]:
+    return place.api.store.all(SERVICES)
 
 
 def test_a_call_starts_a_pod_and_leaving_takes_all_away(tmp_path: Path) -> None:
@@ -33,3 +49,264 @@ def test_a_call_starts_a_pod_and_leaving_takes_all_away(tmp_path: Path) -> None:
             assert not any(place.api.store.objects.values())
 
     asyncio.run(run())
+
+
+def test_entering_takes_no_node(tmp_path: Path) -> None:
+    async def run() -> None:
+        both = Deployment("rollout"), Deployment("training")
+        async with world(tmp_path) as place, place.platform(*both) as platform:
+            await until(lambda: len(place.cluster.revisions) == 2)
+            await asyncio.sleep(0.1)
+            assert place.cluster.num_started == 0
+            assert platform.instances() == ()
+
+    asyncio.run(run())
+
+
+def test_a_call_is_sent_only_when_a_pod_has_room(tmp_path: Path) -> None:
+    """Its time, which Knative bounds, is not spent in the activator's queue."""
+
+    async def run() -> None:
+        async with world(tmp_path) as place, place.platform() as platform:
+            calls = [asyncio.create_task(frames_of(platform, rollout())) for _ in range(3)]
+            await until(lambda: "/readyz" in place.cluster.passed)
+            assert "/v1/rollout" not in place.cluster.passed
+            await asyncio.gather(*calls)
+            assert place.cluster.passed.count("/v1/rollout") == 3
+
+    asyncio.run(run())
+
+
+def test_services_belong_to_the_controllers_deployment(tmp_path: Path) -> None:
+    async def run() -> None:
+        told = settings().model_copy(update={"owner": Owner(name="controller")})
+        async with world(tmp_path, told=told) as place:
+            with pytest.raises(UserError, match="no Deployment controller"):
+                async with place.platform():
+                    pass
+            key = ("apis/apps/v1", "deployments", "default")
+            owner = place.api.store.create(key, {"metadata": {"name": "controller"}})
+            async with place.platform():
+                (made,) = services(place)
+                (reference,) = made["metadata"]["ownerReferences"]
+                assert reference["uid"] == owner["metadata"]["uid"]
+            assert services(place) == []
+
+    asyncio.run(run())
+
+
+IMAGE = {
+    "phase": "Pending",
+    "containerStatuses": [
+        {
+            "name": "function",
+            "restartCount": 0,
+            "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
+        }
+    ],
+}
+NO_NODE = {
+    "phase": "Pending",
+    "conditions": [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "message": "0/9 nodes are available: 9 Insufficient nvidia.com/gpu.",
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("status", "family", "said"),
+    [(IMAGE, UserError, "no such image"), (NO_NODE, CapacityError, "Insufficient nvidia.com/gpu")],
+)
+def test_why_no_pod_comes_is_told(
+    tmp_path: Path, status: Object, family: type[RlhflessError], said: str
+) -> None:
+    async def run() -> None:
+        told = settings(progressDeadline="1s")
+        async with world(tmp_path, told=told) as place:
+            place.cluster.pod_status = lambda _: status
+            async with place.platform() as platform:
+                with pytest.raises(family, match=said):
+                    await frames_of(platform, rollout())
+                assert platform.instances() == ()  # without a node it is not paid for
+            assert place.cluster.pods == []
+
+    asyncio.run(run())
+
+
+def test_a_function_that_ends_as_soon_as_it_starts(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, app="broken") as place, place.platform() as platform:
+            with pytest.raises(InternalError, match="ends as soon as it starts"):
+                await frames_of(platform, rollout())
+
+    asyncio.run(run())
+
+
+def test_a_service_that_the_cluster_refuses(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path) as place:
+            place.api.denied.add(("patch", "services"))
+            with pytest.raises(UserError, match="cannot patch") as error:
+                async with place.platform():
+                    pass
+            assert error.value.hint is not None and "doctor" in error.value.hint
+
+    asyncio.run(run())
+
+
+def test_spot_goes_first_and_what_is_too_much_goes_on_demand(tmp_path: Path) -> None:
+    async def run() -> None:
+        told = settings(spot=1)
+        async with (
+            world(tmp_path, told=told) as place,
+            place.platform(Deployment("rollout", max_instances=2)) as platform,
+        ):
+            tasks = [slow(platform) for _ in range(2)]
+            await until(lambda: sum(i.state == "busy" for i in platform.instances()) == 2)
+            spot = [i for i in platform.instances() if "-spot-" in i.id]
+            assert len(spot) == 1
+            place.cluster.preempt(spot[0].id)
+            await until(lambda: any(task.done() for task in tasks))
+            await until(lambda: len(platform.instances()) == 1)
+            await end(tasks)
+
+    asyncio.run(run())
+
+
+def test_without_spot_nodes_on_demand_ones_serve(tmp_path: Path) -> None:
+    async def run() -> None:
+        told = settings(spot=4)
+        async with world(tmp_path, told=told) as place:
+            place.cluster.pod_status = lambda name: NO_NODE if "-spot-" in name else None
+            async with place.platform() as platform:
+                assert len(await frames_of(platform, rollout())) == 3
+                assert ["-spot-" in i.id for i in platform.instances()] == [False]
+
+    asyncio.run(run())
+
+
+def test_what_happens_to_the_api_does_not_happen_to_calls(tmp_path: Path) -> None:
+    """Watches that end, versions that expire: the platform learns of everything all the same."""
+
+    async def run() -> None:
+        async with world(tmp_path) as place, place.platform(Deployment("rollout", 2)) as platform:
+            task = slow(platform)
+            await until(lambda: [i.state for i in platform.instances()] == ["busy"])
+            place.api.drop_watches()
+            place.api.store.create(("api/v1", "events", "default"), {"metadata": {"name": "e"}})
+            place.api.store.compact()
+            await until(lambda: place.api.requests.count(("list", "pods")) > 1)
+            other = slow(platform)
+            await until(lambda: sum(i.state == "busy" for i in platform.instances()) == 2)
+            assert not task.done()
+            await end([task, other])
+
+    asyncio.run(run())
+
+
+def test_a_job_is_taken_over_and_the_one_that_lost_it_leaves_it_alone(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path) as place:
+            lost = place.platform()
+            async with lost:
+                first = await frames_of(lost, rollout())
+                async with place.platform() as taken:
+                    before = services(place)[0]["metadata"]["generation"]
+                    await lost.close()
+                    (service,) = services(place)
+                    assert service["metadata"]["generation"] == before  # no new revision
+                    assert await frames_of(taken, rollout()) == first  # the same warm pod
+                assert services(place) == []
+
+    asyncio.run(run())
+
+
+def test_what_a_crash_leaves_is_collected_by_label(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path) as place:
+            crashed = place.platform(job="crashed")
+            await crashed.__aenter__()
+            await frames_of(crashed, rollout())
+            for task in list(crashed._tasks):  # as when its process is killed
+                task.cancel()
+            foreign: dict[str, Any] = {"metadata": {"name": "theirs", "labels": {}}, "spec": {}}
+            foreign["spec"] = services(place)[0]["spec"]
+            place.api.store.create(SERVICES, foreign)
+            async with place.platform(job="runs"):
+
+                async def live() -> list[str]:
+                    return ["runs"]
+
+                removed = await collect(place.kube, place.settings, live)
+                assert len(removed) == 1
+                await until(lambda: place.cluster.pods == [])
+                left = {item["metadata"]["name"] for item in services(place)}
+                assert "theirs" in left and len(left) == 2
+            await crashed.close()
+
+    asyncio.run(run())
+
+
+def test_a_service_that_somebody_deletes_is_noticed(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path) as place, place.platform() as platform:
+            await frames_of(platform, rollout())
+            (service,) = services(place)
+            place.api.store.delete(SERVICES, service["metadata"]["name"], {})
+            await until(lambda: platform._failure is not None)
+            with pytest.raises(CapacityError, match="somebody deleted"):
+                await frames_of(platform, rollout())
+
+    asyncio.run(run())
+
+
+def test_pods_are_booked_from_their_node_to_their_end(tmp_path: Path) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        async with world(tmp_path) as place:
+            ledger = Ledger()
+            began_s = loop.time()
+            async with place.platform(ledger=ledger) as platform:
+                await frames_of(platform, rollout())
+            usage = ledger.usage(loop.time())["rollout"]
+            assert 0 < usage.held_s <= loop.time() - began_s
+            assert min(usage.cold_s, usage.busy_s, usage.idle_s) > 0
+
+    asyncio.run(run())
+
+
+def test_bounds_change_while_calls_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knative_pool, "_POKE_PAUSE_S", 0.02)
+
+    async def run() -> None:
+        async with world(tmp_path) as place, place.platform(Deployment("rollout", 3)) as platform:
+            platform.bound("rollout", 0)
+            tasks = [slow(platform) for _ in range(2)]
+            await asyncio.sleep(0.2)
+            assert place.cluster.num_started == 0
+            platform.bound("rollout", 1)
+            await until(lambda: [i.state for i in platform.instances()] == ["busy"])
+            platform.bound("rollout", 2)
+            await until(lambda: [i.state for i in platform.instances()] == ["busy"] * 2)
+            await end(tasks)
+
+    asyncio.run(run())
+
+
+def slow(platform: KnativePlatform) -> asyncio.Task[None]:
+    async def run() -> None:
+        async for frame in platform.invoke(rollout("slow:0.02")):
+            assert isinstance(frame, Progress | RolloutDone) or frame
+
+    return asyncio.create_task(run())
+
+
+async def end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -20,6 +20,7 @@ from rlhfless.messages import (
     Finished,
     FunctionName,
     Progress,
+    Released,
     RolloutDone,
     SteerRequest,
     Tokens,
@@ -272,6 +273,27 @@ def test_steering_a_call_that_is_not_there_is_refused(opened: Open) -> None:
         async with opened(rollouts()) as under:
             request = SteerRequest(call=call_info("echo", name="steer"), target="0/none", number=1)
             assert not await under.platform.steer(request)
+
+    asyncio.run(run())
+
+
+def test_a_running_call_is_steered(opened: Open) -> None:
+    async def run() -> None:
+        async with opened(rollouts(2)) as under:
+            frames: list[object] = []
+
+            async def call() -> None:
+                async for frame in under.platform.invoke(rollout("steered", samples=2)):
+                    frames.append(frame)  # noqa: PERF401
+
+            task = asyncio.create_task(call())
+            await until(lambda: any(isinstance(f, Progress) for f in frames))
+            info = call_info("steered", name="0/steer/1")
+            change = SteerRequest(call=info, target="0/x/0", number=1, release=[1])
+            assert await under.platform.steer(change)
+            await task
+            assert Released(samples=[1]) in frames
+            assert not await under.platform.steer(change)  # it has ended
 
     asyncio.run(run())
 

@@ -78,14 +78,14 @@ class Revision:
 
 
 class KnativeCluster:
-    """``app`` of ``tests.apps.probe``: what pods run instead of their function. ``pod_status``: by
-    a pod's name, the status it has instead of being started; ``service_status``: likewise of a
-    Service. ``passed``: paths of all requests that came to the activator."""
+    """``app`` of ``tests.apps.probe``: what pods run instead of their function, if not None.
+    ``pod_status``: by a pod's name, the status it has instead of being started; ``service_status``:
+    likewise of a Service. ``passed``: paths of all requests that came to the activator."""
 
-    def __init__(self, api: KubeApi, folder: Path, app: str = "create") -> None:
+    def __init__(self, api: KubeApi, folder: Path, app: str | None = "create") -> None:
         self.api = api
         self.folder = folder
-        self.app = f"tests.apps.probe:{app}"
+        self.app = f"tests.apps.probe:{app}" if app else ""
         self.revisions: dict[str, Revision] = {}
         self.pod_status: Callable[[str], Object | None] = lambda _: None
         self.service_status: Callable[[str], Object | None] = lambda _: None

@@ -91,7 +91,7 @@ def template(name: str, pool: str) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def world(
-    folder: Path, *, app: str = "create", told: KnativeSettings | None = None
+    folder: Path, *, app: str | None = "create", told: KnativeSettings | None = None
 ) -> AsyncGenerator[World, None]:
     async with (
         KubeApi().serving() as api,
