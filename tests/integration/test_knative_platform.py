@@ -231,8 +231,9 @@ def test_what_a_crash_leaves_is_collected_by_label(tmp_path: Path) -> None:
             crashed = place.platform(job="crashed")
             await crashed.__aenter__()
             await frames_of(crashed, rollout())
-            for task in list(crashed._tasks):  # as when its process is killed
+            for task in crashed._tasks:  # as when its process is killed
                 task.cancel()
+            crashed._tasks.clear()
             foreign: dict[str, Any] = {"metadata": {"name": "theirs", "labels": {}}, "spec": {}}
             foreign["spec"] = services(place)[0]["spec"]
             place.api.store.create(SERVICES, foreign)

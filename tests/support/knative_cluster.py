@@ -89,7 +89,7 @@ class KnativeCluster:
         self.revisions: dict[str, Revision] = {}
         self.pod_status: Callable[[str], Object | None] = lambda _: None
         self.service_status: Callable[[str], Object | None] = lambda _: None
-        self.num_started = 0
+        self.num_started = self.num_preempted = 0
         self.passed: list[str] = []
         self._numbers = itertools.count(1)
         self._net = f"127.{random.randrange(64, 250)}.{random.randrange(1, 250)}"
@@ -286,6 +286,7 @@ class KnativeCluster:
 
     def preempt(self, name: str) -> None:
         """A spot notice: the pod is deleted, its process gets SIGTERM."""
+        self.num_preempted += 1
         for revision in self.revisions.values():
             for pod in revision.pods:
                 if pod.name == name:
