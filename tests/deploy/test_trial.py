@@ -1,5 +1,5 @@
-"""The trial as it is rendered, run here, then the chart's own test and a key as the notes say; and
-a controller for Knative, with an API server that has nothing on it."""
+"""The trial as it is rendered, run here, then the chart's own test, a key and a job as the notes
+say; and the same with Knative, on stand-ins of its cluster, with the functions' own processes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from tests.support.helm import EXAMPLES, ROOT, Helm
 from tests.support.helm_cluster import helm_cluster
 from tests.support.installed import PROGRAM, Installed, container_of, installed
+from tests.support.knative_cluster import TOKEN
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +49,7 @@ def _command(running: Installed, *arguments: str, **environment: str) -> str:
         check=True,
         capture_output=True,
         text=True,
+        timeout=120,
     )
     return done.stdout
 
@@ -62,22 +64,31 @@ def test_a_job_runs_with_the_first_key_of_the_notes(trial: Installed) -> None:
     assert "succeeded: all steps done" in told
 
 
-def test_a_controller_for_knative_starts_from_what_is_rendered(helm: Helm, tmp_path: Path) -> None:
-    rendered = helm.render({"platform": "knative"})
-    container = container_of(rendered.one("Deployment", "demo-rlhfless-controller"))
+def test_a_job_runs_on_knative_as_it_is_rendered(helm: Helm, tmp_path: Path) -> None:
+    """Values, chart, service, Services, pods by the chart's templates, and nothing left of them."""
+    rendered = helm.render({"platform": "knative", "functionDefaults.scaleDownDelay": "30s"})
+    controller = rendered.one("Deployment", "demo-rlhfless-controller")
+    container = container_of(controller)
     given = {item["name"]: item.get("value") for item in container["env"]}
     mount = next(m for m in container["volumeMounts"] if m["name"] == "platform")
     assert given["RLHFLESS_PLATFORM_FILE"] == mount["mountPath"] + "/platform.yaml"
     assert "RLHFLESS_FUNCTION_TOKEN" in given
     file = tmp_path / "platform.yaml"
     file.write_text(rendered.one("ConfigMap", "demo-rlhfless-platform")["data"]["platform.yaml"])
-    with helm_cluster(tmp_path) as (api, cluster):
+    there = [("apis/apps/v1", "deployments", controller)]
+    with helm_cluster(tmp_path, there, knative=True) as (api, cluster):
         environment = {
             "RLHFLESS_PLATFORM_FILE": str(file),
-            "RLHFLESS_FUNCTION_TOKEN": "token",
+            "RLHFLESS_FUNCTION_TOKEN": TOKEN,
             "KUBECONFIG": str(cluster),
         }
         with installed(rendered, tmp_path, environment) as running:
             assert httpx.get(running.url + "/readyz").status_code == 200
-        assert ("list", "services") in api.requests  # whatever an earlier one may have left
-        assert not {verb for verb, _ in api.requests} & {"create", "delete", "patch"}
+            key = ["keys", "create", "--tenant", "default", "--name", "me", "--scope", "admin"]
+            made = next(word for word in _command(running, *key).split() if word[:4] == "rlk_")
+            job = ["submit", "examples/quickstart.yaml", "--watch"]
+            job += ["--set", "training.steps=1", "--set", "rollout.max_instances=1"]
+            told = _command(running, *job, RLHFLESS_URL=running.url, RLHFLESS_API_KEY=made)
+            assert "succeeded: all steps done" in told
+        assert ("patch", "services") in api.requests
+        assert not api.store.all(("apis/serving.knative.dev/v1", "services", "rlhf"))

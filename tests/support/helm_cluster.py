@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from tests.support.knative_cluster import KnativeCluster
 from tests.support.kube_api import KubeApi, Object
 
 START_S = 30.0
@@ -84,14 +85,23 @@ def discovery() -> list[Route]:
     return [route(path, answer) for path, answer in answers.items()]
 
 
-@contextmanager
-def helm_cluster(folder: Path) -> Iterator[tuple[KubeApi, Path]]:
-    """The server, in a thread of its own, and a kubeconfig for it."""
+@contextlib.contextmanager
+def helm_cluster(
+    folder: Path, objects: Sequence[tuple[str, str, Object]] = (), *, knative: bool = False
+) -> Iterator[tuple[KubeApi, Path]]:
+    """The server, in a thread of its own, and a kubeconfig for it. ``objects``: what is there, with
+    its API and plural; ``knative``: whether Services get pods, which are processes here."""
     api = KubeApi(token="")  # Go's client sends none over plain HTTP
+    for version, plural, item in objects:
+        api.store.create((version, plural, item["metadata"]["namespace"]), item)
     ready, done = threading.Event(), threading.Event()
 
     async def main() -> None:
-        async with api.serving(*discovery()):
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(api.serving(*discovery()))
+            if knative:
+                cluster = _Cluster(api, folder / "pods", None)
+                await stack.enter_async_context(cluster.running())
             ready.set()
             await asyncio.to_thread(done.wait)
 
@@ -106,6 +116,13 @@ def helm_cluster(folder: Path) -> Iterator[tuple[KubeApi, Path]]:
     finally:
         done.set()
         thread.join(START_S)
+
+
+class _Cluster(KnativeCluster):
+    """Where the tests' releases are."""
+
+    def _key(self, plural: str, namespace: str = "rlhf") -> tuple[str, str, str]:
+        return super()._key(plural, namespace)
 
 
 def _kubeconfig(url: str) -> Object:
