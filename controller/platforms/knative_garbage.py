@@ -12,7 +12,7 @@ from controller.platforms.kube import SERVICES, Kube
 _log = logging.getLogger(__name__)
 
 
-async def delete_held(kube: Kube, namespace: str, name: str, holder: str) -> bool:
+async def delete_held(kube: Kube, namespace: str, name: str, holder: str | None) -> bool:
     """Delete a Service unless somebody else has taken it over; whether it is gone."""
     while (service := await kube.get(SERVICES, name, namespace)) is not None:
         if service["metadata"].get("annotations", {}).get(HOLDER) != holder:
@@ -37,10 +37,10 @@ async def collect(
     running = await live()
     removed = []
     for service in services:
-        metadata = service["metadata"]
-        if metadata.get("annotations", {}).get(JOB) in running:
+        name, told = service["metadata"]["name"], service["metadata"].get("annotations", {})
+        if told.get(JOB) in running:
             continue
-        if await kube.delete(SERVICES, service):
-            _log.info("removed %s, which an earlier controller left", metadata["name"])
-            removed.append(metadata["name"])
+        if await delete_held(kube, settings.namespace, name, told.get(HOLDER)):
+            _log.info("removed %s, which an earlier controller left", name)
+            removed.append(name)
     return removed

@@ -97,7 +97,9 @@ class Kube:
                 )
             else:
                 await config.load_kube_config(  # type: ignore[no-untyped-call]
-                    context=context, client_configuration=configuration
+                    config_file=os.environ.get("KUBECONFIG"),
+                    context=context,
+                    client_configuration=configuration,
                 )
         except (config.ConfigException, OSError) as error:
             raise UserError(

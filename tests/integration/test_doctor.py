@@ -8,13 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from controller.platforms.knative_settings import KnativeSettings
-from tests.support.knative_platforms import settings
+from tests.support.knative_platforms import kubeconfig, settings
 from tests.support.kube_api import KubeApi
 
 pytestmark = pytest.mark.slow
@@ -68,30 +67,19 @@ def doctor(
                 },
             )
             prepare(api)
-            kubeconfig = folder / "config"
-            kubeconfig.write_text(yaml.safe_dump(kubeconfig_of(api)))
+            config_file = folder / "config"
+            config_file.write_text(yaml.safe_dump(kubeconfig(api)))
             arguments = [sys.executable, "-m", "rlhfless.cli.main", "doctor", "--cluster", *options]
             return await asyncio.to_thread(
                 subprocess.run,
                 arguments,
-                env={"KUBECONFIG": str(kubeconfig), "PATH": "/usr/bin", "HOME": str(folder)},
+                env={"KUBECONFIG": str(config_file), "PATH": "/usr/bin", "HOME": str(folder)},
                 capture_output=True,
                 text=True,
                 check=False,
             )
 
     return asyncio.run(run())
-
-
-def kubeconfig_of(api: KubeApi) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": api.url}}],
-        "users": [{"name": "u", "user": {"token": api.token}}],
-    }
 
 
 def test_a_cluster_that_has_everything(tmp_path: Path) -> None:

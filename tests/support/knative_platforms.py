@@ -103,3 +103,15 @@ async def world(
 
 def client_configuration(api: KubeApi) -> Configuration:
     return Configuration(host=api.url, api_key={"BearerToken": f"Bearer {api.token}"})
+
+
+def kubeconfig(api: KubeApi) -> dict[str, Any]:
+    """What leads ``kubectl`` and ``Kube.connect`` to the stand-in."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": api.url}}],
+        "users": [{"name": "u", "user": {"token": api.token}}],
+    }

@@ -1,0 +1,84 @@
+"""Where a replica's jobs run their functions, as the operator's file says."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import yaml
+
+from controller.ledger import Ledger
+from controller.platforms.base import Deployment
+from controller.platforms.local_host import LocalOptions
+from controller.service.hosts import TOKEN_VARIABLE, Wanted, open_host
+from rlhfless.errors import UserError
+from tests.support.knative_cluster import TOKEN
+from tests.support.knative_platforms import kubeconfig, settings, world
+from tests.support.processes import frames_of, options, rollout
+
+pytestmark = pytest.mark.slow
+
+
+def wanted(job: str = "job-1") -> Wanted:
+    return Wanted(job=job, deployments=[Deployment("rollout")], ledger=Ledger(), kinds={})
+
+
+def platform_file(folder: Path) -> str:
+    file = folder / "platform.yaml"
+    file.write_text(settings().model_dump_json(by_alias=True))
+    return str(file)
+
+
+def test_without_a_file_functions_run_here(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with (
+            open_host(None, str(tmp_path / "logs"), options()) as host,
+            host.platform(wanted()) as platform,
+        ):
+            assert len(await frames_of(platform, rollout())) == 3
+            assert host.stats() == {("rollout", "idle"): 1}
+            assert len(platform.log_slices()) == 1
+
+    asyncio.run(run())
+
+
+def test_with_a_file_they_run_in_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with world(tmp_path) as place:
+            config = tmp_path / "config"
+            config.write_text(yaml.safe_dump(kubeconfig(place.api)))
+            monkeypatch.setenv("KUBECONFIG", str(config))
+            monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+            async with open_host(platform_file(tmp_path), "", LocalOptions()) as host:
+                async with host.platform(wanted()) as platform:
+                    assert len(await frames_of(platform, rollout())) == 3
+                    assert sum(host.stats().values()) == 1
+                    assert platform.log_slices() == []
+                assert host.stats() == {}
+                left = place.platform(job="left")
+                await left.__aenter__()
+
+                async def live() -> set[str]:
+                    return set()
+
+                assert await host.sweep(live) == 1
+                await left.close()
+
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    asyncio.run(run())
+
+
+def test_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def opened(file: str) -> None:
+        async with open_host(file, "", LocalOptions()):
+            pass
+
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    with pytest.raises(UserError, match=TOKEN_VARIABLE):
+        asyncio.run(opened(platform_file(tmp_path)))
+    monkeypatch.setenv(TOKEN_VARIABLE, "t")
+    with pytest.raises(UserError, match="cannot read"):
+        asyncio.run(opened(str(tmp_path / "none.yaml")))
