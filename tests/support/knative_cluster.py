@@ -16,65 +16,18 @@ import os
 import random
 import sys
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-from starlette.types import Receive, Scope, Send
 
+from tests.support.knative_activator import TICK_S, Activator, Pod, Revision
 from tests.support.kube_api import ApiError, Change, KubeApi, Object, serve
 
 SERVICES = "apis/serving.knative.dev/v1"
 TOKEN = "the token of functions"
-TICK_S = 0.02
 CRASHES = 2
 """After so many the kubelet holds a container back."""
-
-
-@dataclass(eq=False)
-class Pod:
-    name: str
-    ip: str
-    process: asyncio.subprocess.Process | None = None
-    ready: bool = False
-    stopping: bool = False
-    lost: bool = False
-    calls: int = 0
-    idle_since_s: float = 0.0
-
-
-@dataclass(eq=False)
-class Revision:
-    """What serves one Knative Service now."""
-
-    service: Object
-    pods: list[Pod] = field(default_factory=list)
-    queued: int = 0
-    url: str = ""
-    deleted: bool = False
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-
-    def annotation(self, name: str, default: str) -> str:
-        annotations = self.template["metadata"]["annotations"]
-        return str(annotations.get(f"autoscaling.knative.dev/{name}", default))
-
-    @property
-    def name(self) -> str:
-        return str(self.service["metadata"]["name"])
-
-    @property
-    def template(self) -> Object:
-        return dict(self.service["spec"]["template"])
-
-    @property
-    def concurrency(self) -> int:
-        return int(self.template["spec"]["containerConcurrency"])
-
-    @property
-    def wanted(self) -> int:
-        calls = self.queued + sum(pod.calls for pod in self.pods if not pod.stopping)
-        return min(int(self.annotation("max-scale", "0")), -(-calls // self.concurrency))
 
 
 class KnativeCluster:
@@ -144,7 +97,7 @@ class KnativeCluster:
 
     async def _run(self, revision: Revision) -> None:
         self.revisions[revision.name] = revision
-        app = _Activator(self, revision)
+        app = Activator(revision, self._client, self.passed)
         async with serve(app) as url:
             revision.url = url
             await self._tell_service(revision)
@@ -348,82 +301,3 @@ def _running(ip: str, *, ready: bool, restarts: int = 0) -> Object:
         ],
         "containerStatuses": [{"name": "function", "restartCount": restarts, "state": {}}],
     }
-
-
-class _Activator:
-    """An ASGI app: each request waits for a pod with room, and is passed on byte by byte."""
-
-    def __init__(self, cluster: KnativeCluster, revision: Revision) -> None:
-        self._cluster, self._revision = cluster, revision
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = b""
-        while True:
-            message = await receive()
-            body += message.get("body", b"")
-            if not message.get("more_body"):
-                break
-        work = asyncio.create_task(self._pass(scope, body, send))
-        gone = asyncio.create_task(_disconnected(receive))
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (gone, work):
-            task.cancel()
-        await asyncio.gather(gone, work, return_exceptions=True)
-        if not work.cancelled() and (error := work.exception()) is not None:
-            raise error
-
-    async def _pass(self, scope: Scope, body: bytes, send: Send) -> None:
-        revision = self._revision
-        self._cluster.passed.append(scope["path"])
-        pod = await self._place()
-        pod.calls += 1
-        try:
-            headers = [(k, v) for k, v in scope["headers"] if k not in (b"host", b"content-length")]
-            request = self._cluster._client.build_request(
-                scope["method"],
-                f"http://{pod.ip}:8000{scope['path']}",
-                headers=headers,
-                content=body,
-            )
-            started = False
-            try:
-                response = await self._cluster._client.send(request, stream=True)
-                async with contextlib.aclosing(response):
-                    await send(
-                        {
-                            "type": "http.response.start",
-                            "status": response.status_code,
-                            "headers": response.headers.raw,
-                        }
-                    )
-                    started = True
-                    async for chunk in response.aiter_raw():
-                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            except httpx.TransportError:
-                if started:
-                    raise ConnectionError("the pod is gone") from None  # uvicorn cuts it off
-                head = {"type": "http.response.start", "status": 502, "headers": []}
-                await send(head)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            pod.calls -= 1
-            pod.idle_since_s = asyncio.get_running_loop().time()
-            assert revision is self._revision
-
-    async def _place(self) -> Pod:
-        revision = self._revision
-        revision.queued += 1
-        try:
-            while True:
-                for pod in revision.pods:
-                    room = pod.calls < revision.concurrency
-                    if pod.ready and room and not pod.stopping:
-                        return pod
-                await asyncio.sleep(TICK_S)
-        finally:
-            revision.queued -= 1
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
