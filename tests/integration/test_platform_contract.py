@@ -1,9 +1,15 @@
-"""What every platform that runs real functions must do, whatever an instance is there."""
+"""What every platform that runs real functions must do, whatever an instance is there.
+
+A platform is opened over a world of its own: ``app`` of ``tests.apps.probe`` is what instances run;
+in a world that is ``full`` none can be started. After it is closed, its opener finds nothing left.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -26,11 +32,13 @@ from rlhfless.messages import (
     Tokens,
     TrainDone,
 )
+from tests.support.knative_cluster import NOWHERE
 from tests.support.knative_platforms import settings as knative_settings
 from tests.support.knative_platforms import world
 from tests.support.processes import (
     call_info,
     frames_of,
+    home_of,
     lives,
     options,
     pid_in,
@@ -61,28 +69,40 @@ Open = Callable[..., AbstractAsyncContextManager[Under]]
 
 @contextlib.asynccontextmanager
 async def local(
-    folder: Path, *deployments: Deployment, app: str = "create"
+    folder: Path, *deployments: Deployment, app: str = "create", full: bool = False
 ) -> AsyncGenerator[Under, None]:
     ledger = Ledger()
-    async with LocalPlatform(
-        deployments, ledger=ledger, folder=str(folder / "logs"), options=options(app=app)
-    ) as platform:
+    told = options(app=app, zygote=not full)
+    platform = LocalPlatform(deployments, ledger=ledger, folder=str(folder / "logs"), options=told)
 
-        def kill(name: str) -> None:
-            for pool in platform._pools.values():
-                if name in pool.instances:
-                    process = pool.instances[name].process
-                    assert process is not None
-                    process.send(9)
+    def kill(name: str) -> None:
+        for pool in platform._pools.values():
+            if name in pool.instances:
+                process = pool.instances[name].process
+                assert process is not None
+                process.send(9)
 
-        yield Under(platform, ledger, platform.preempt, kill)
+    async with platform:
+        home = home_of(platform)
+        with pytest.MonkeyPatch.context() as patching:
+            if full:
+                patching.setattr(asyncio, "create_subprocess_exec", no_process)
+            yield Under(platform, ledger, platform.preempt, kill)
+    assert not os.path.exists(home), "closing left something"
+
+
+async def no_process(*_: object, **__: object) -> None:
+    """As the kernel answers where the limit of processes is reached."""
+    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
 @contextlib.asynccontextmanager
 async def knative(
-    folder: Path, *deployments: Deployment, app: str = "create"
+    folder: Path, *deployments: Deployment, app: str = "create", full: bool = False
 ) -> AsyncGenerator[Under, None]:
-    told = knative_settings(progressDeadline="20s")
+    told = knative_settings(
+        progressDeadline="1s" if full else "20s", nodes=NOWHERE if full else None
+    )
     async with world(folder, app=app, told=told) as place:
         ledger = Ledger()
         async with place.platform(*deployments, ledger=ledger) as platform:
@@ -92,8 +112,12 @@ async def knative(
 
 @pytest.fixture(params=[local, knative], ids=["local", "knative"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    def start(*deployments: Deployment, app: str = "create") -> AbstractAsyncContextManager[Under]:
-        place: AbstractAsyncContextManager[Under] = request.param(tmp_path, *deployments, app=app)
+    def start(
+        *deployments: Deployment, app: str = "create", full: bool = False
+    ) -> AbstractAsyncContextManager[Under]:
+        place: AbstractAsyncContextManager[Under] = request.param(
+            tmp_path, *deployments, app=app, full=full
+        )
         return place
 
     return start
@@ -263,6 +287,18 @@ def test_a_function_that_cannot_start_fails_its_calls(opened: Open) -> None:
     async def run() -> None:
         async with opened(rollouts(), app="broken") as under:
             with pytest.raises(InternalError):
+                await frames_of(under.platform, rollout())
+
+    asyncio.run(run())
+
+
+def test_where_nothing_can_be_started_calls_are_told_so(opened: Open) -> None:
+    async def run() -> None:
+        async with opened(rollouts(2), full=True) as under:
+            with pytest.raises(CapacityError, match=".+"):
+                await frames_of(under.platform, rollout())
+            assert under.count("idle") == under.count("busy") == 0
+            with pytest.raises(CapacityError):  # nor later
                 await frames_of(under.platform, rollout())
 
     asyncio.run(run())

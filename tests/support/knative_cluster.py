@@ -26,6 +26,8 @@ from tests.support.kube_api import ApiError, Change, KubeApi, Object, serve
 
 SERVICES = "apis/serving.knative.dev/v1"
 TOKEN = "the token of functions"
+NOWHERE = {"rlhfless.io/no-such-node": "true"}
+"""Labels that no node has; there is a node for any others."""
 CRASHES = 2
 """After so many the kubelet holds a container back."""
 
@@ -170,7 +172,7 @@ class KnativeCluster:
 
     async def _live(self, revision: Revision, pod: Pod) -> None:
         try:
-            told = self.pod_status(pod.name)
+            told = self.pod_status(pod.name) or _unplaced(revision.template["spec"])
             if told is not None:
                 self._tell(pod, told)
                 while not (pod.stopping or revision.deleted):  # noqa: ASYNC110
@@ -279,6 +281,15 @@ class KnativeCluster:
     def _tell(self, pod: Pod, status: Object) -> None:
         with contextlib.suppress(ApiError):
             self.api.store.set_status(self._key("pods"), pod.name, status)
+
+
+def _unplaced(spec: Object) -> Object | None:
+    """The status of a pod that no node takes."""
+    if not NOWHERE.items() <= spec.get("nodeSelector", {}).items():
+        return None
+    message = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    return {"phase": "Pending", "conditions": [{**unscheduled, "message": message}]}
 
 
 def _crashed(pod: Pod, restarts: int) -> Object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,21 @@ class World:
         )
 
 
-def settings(*, spot: int = 0, function: Any = None, **knative: Any) -> KnativeSettings:
+def settings(
+    *,
+    spot: int = 0,
+    function: Any = None,
+    nodes: Mapping[str, str] | None = None,
+    **knative: Any,
+) -> KnativeSettings:
     """As the chart renders them: at most 8 on-demand pods of each function, and ``spot`` others.
-    ``function``: what else is said of each, ``knative``: of requests."""
+    ``function``: what else is said of each, ``nodes``: their node selector, ``knative``: of
+    requests."""
 
     def pods(name: str) -> dict[str, Any]:
         sizes = {"on-demand": 8, "spot": spot}
         pools = [
-            {"name": pool, "maxInstances": most, "template": template(name, pool)}
+            {"name": pool, "maxInstances": most, "template": template(name, pool, nodes)}
             for pool, most in sizes.items()
             if most
         ]
@@ -63,13 +70,14 @@ def settings(*, spot: int = 0, function: Any = None, **knative: Any) -> KnativeS
     )
 
 
-def template(name: str, pool: str) -> dict[str, Any]:
+def template(name: str, pool: str, nodes: Mapping[str, str] | None = None) -> dict[str, Any]:
     token = {"secretKeyRef": {"name": "rlhfless-functions", "key": "token"}}
     return {
         "metadata": {
             "labels": {"app.kubernetes.io/component": "function", "rlhfless.io/pool": pool}
         },
         "spec": {
+            "nodeSelector": dict(nodes or {}),
             "containers": [
                 {
                     "name": "function",
@@ -84,7 +92,7 @@ def template(name: str, pool: str) -> dict[str, Any]:
                     "ports": [{"name": "http1", "containerPort": 8000}],
                     "env": [{"name": "RLHFLESS_FUNCTION_TOKEN", "valueFrom": token}],
                 }
-            ]
+            ],
         },
     }
 
