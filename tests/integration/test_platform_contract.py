@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,7 @@ from rlhfless.messages import (
     Tokens,
     TrainDone,
 )
+from simulator import clock
 from tests.support.knative_platforms import settings as knative_settings
 from tests.support.knative_platforms import world
 from tests.support.processes import (
@@ -38,6 +40,7 @@ from tests.support.processes import (
     train,
     until,
 )
+from tests.support.simulated_probes import SimulatedProbes
 
 pytestmark = pytest.mark.slow
 IDLE_S = 0.3
@@ -45,18 +48,38 @@ IDLE_S = 0.3
 
 @dataclass(frozen=True)
 class Under:
-    """A platform under test, what it books, and what the world can do to its instances by id."""
+    """A platform under test, what it books, and what the world can do to its instances by id.
+
+    Frames say who served a call: by the process's id where there are processes, else by a number of
+    the instance. ``lives``: whether who is called so is still there.
+    """
 
     platform: Platform
     ledger: Ledger
     preempt: Callable[[str], None]
     kill: Callable[[str], None]
+    lives: Callable[[int], bool] = lives
 
     def count(self, state: str) -> int:
         return sum(i.state == state for i in self.platform.instances())
 
 
-Open = Callable[..., AbstractAsyncContextManager[Under]]
+Start = Callable[..., AbstractAsyncContextManager[Under]]
+
+
+@dataclass(frozen=True)
+class Open:
+    """Called with deployments it opens a platform with these; a case goes through ``run``, on the
+    platform's clock."""
+
+    start: Start
+    run: Callable[[Coroutine[Any, Any, None]], None]
+    folder: Path
+
+    def __call__(
+        self, *deployments: Deployment, app: str = "create"
+    ) -> AbstractAsyncContextManager[Under]:
+        return self.start(self.folder, *deployments, app=app)
 
 
 @contextlib.asynccontextmanager
@@ -90,13 +113,32 @@ async def knative(
         assert not any(place.api.store.objects.values()), "closing left something"
 
 
-@pytest.fixture(params=[local, knative], ids=["local", "knative"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    def start(*deployments: Deployment, app: str = "create") -> AbstractAsyncContextManager[Under]:
-        place: AbstractAsyncContextManager[Under] = request.param(tmp_path, *deployments, app=app)
-        return place
+@contextlib.asynccontextmanager
+async def simulated(
+    folder: Path,
+    *deployments: Deployment,
+    app: str = "create",
+) -> AsyncGenerator[Under, None]:
+    ledger = Ledger()
+    platform = SimulatedProbes(deployments, ledger, app)
+    try:
+        yield Under(platform, ledger, platform.preempt, platform.crash, platform.lives)
+    finally:
+        with contextlib.suppress(InternalError) if app == "broken" else contextlib.nullcontext():
+            await platform.close()  # tells once more what went wrong in a life
+    assert platform.instances() == (), "closing left something"
 
-    return start
+
+WORLDS: dict[str, tuple[Start, Callable[[Coroutine[Any, Any, None]], None]]] = {
+    "local": (local, asyncio.run),
+    "knative": (knative, asyncio.run),
+    "simulated": (simulated, clock.run),
+}
+
+
+@pytest.fixture(params=WORLDS)
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    return Open(*WORLDS[request.param], tmp_path)
 
 
 def rollouts(most: int = 1, concurrency: int = 1, idle_s: float = 60.0) -> Deployment:
@@ -136,9 +178,9 @@ def test_a_cold_start_then_warm_reuse(opened: Open) -> None:
             assert [type(f) for f in frames] == [Tokens, Finished, RolloutDone]
             await until(lambda: under.count("idle") == 1)
             again = await frames_of(under.platform, rollout(samples=2))
-            assert again[0] == frames[0]  # the tokens are the process's id
+            assert again[0] == frames[0]  # the tokens say who served it
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_frames_come_while_the_call_runs_and_closing_ends_it(opened: Open) -> None:
@@ -152,7 +194,7 @@ def test_frames_come_while_the_call_runs_and_closing_ends_it(opened: Open) -> No
             tokens = next(f for f in frames if isinstance(f, Tokens))
             assert tokens.tokens == [slow.pid]
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_calls_bring_up_instances_to_the_maximum_and_the_others_wait(opened: Open) -> None:
@@ -167,7 +209,7 @@ def test_calls_bring_up_instances_to_the_maximum_and_the_others_wait(opened: Ope
             for call in calls:
                 await call.cancel()
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_an_instance_serves_as_many_calls_as_it_may(opened: Open) -> None:
@@ -179,7 +221,7 @@ def test_an_instance_serves_as_many_calls_as_it_may(opened: Open) -> None:
             for call in calls:
                 await call.cancel()
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_scale_warms(opened: Open) -> None:
@@ -188,7 +230,7 @@ def test_scale_warms(opened: Open) -> None:
             await under.platform.scale("rollout", 2)
             await until(lambda: under.count("idle") == 2)
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_an_idle_instance_goes_and_the_next_call_starts_another(opened: Open) -> None:
@@ -199,7 +241,7 @@ def test_an_idle_instance_goes_and_the_next_call_starts_another(opened: Open) ->
             second = await frames_of(under.platform, rollout())
             assert first[0] != second[0]
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_a_preempted_instance_hands_its_work_back(opened: Open) -> None:
@@ -211,10 +253,12 @@ def test_a_preempted_instance_hands_its_work_back(opened: Open) -> None:
             under.preempt(busy.id)
             await slow.task
             assert any(isinstance(frame, Drain) for frame in slow.frames)
-            assert slow.frames[-1] == RolloutDone(unfinished=[0])
+            done = slow.frames[-1]
+            assert isinstance(done, RolloutDone)
+            assert done.unfinished == [0]
             assert len(await frames_of(under.platform, rollout())) == 3
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_the_calls_of_a_killed_instance_fail_and_others_go_on(opened: Open) -> None:
@@ -228,7 +272,7 @@ def test_the_calls_of_a_killed_instance_fail_and_others_go_on(opened: Open) -> N
                 await slow.task
             assert len(await frames_of(under.platform, rollout())) == 3
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 @pytest.mark.parametrize(
@@ -243,7 +287,7 @@ def test_a_functions_error_is_raised_here(
                 await frames_of(under.platform, rollout(behaviour))
             assert len(await frames_of(under.platform, rollout())) == 3
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_a_repeated_call_returns_the_first_result(opened: Open, tmp_path: Path) -> None:
@@ -253,10 +297,12 @@ def test_a_repeated_call_returns_the_first_result(opened: Open, tmp_path: Path) 
             store.mkdir()
             first = await frames_of(under.platform, train(store, "0/train/0"))
             again = await frames_of(under.platform, train(store, "0/train/0"))
-            assert isinstance(first[-1], TrainDone)
-            assert again == first
+            (done,), (repeated,) = first, again
+            assert isinstance(done, TrainDone)
+            assert isinstance(repeated, TrainDone)
+            assert (repeated.version, repeated.metrics) == (done.version, done.metrics)
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_a_function_that_cannot_start_fails_its_calls(opened: Open) -> None:
@@ -265,7 +311,7 @@ def test_a_function_that_cannot_start_fails_its_calls(opened: Open) -> None:
             with pytest.raises(InternalError):
                 await frames_of(under.platform, rollout())
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_steering_a_call_that_is_not_there_is_refused(opened: Open) -> None:
@@ -274,7 +320,7 @@ def test_steering_a_call_that_is_not_there_is_refused(opened: Open) -> None:
             request = SteerRequest(call=call_info("echo", name="steer"), target="0/none", number=1)
             assert not await under.platform.steer(request)
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_a_running_call_is_steered(opened: Open) -> None:
@@ -295,7 +341,7 @@ def test_a_running_call_is_steered(opened: Open) -> None:
             assert Released(samples=[1]) in frames
             assert not await under.platform.steer(change)  # it has ended
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_the_books_balance(opened: Open) -> None:
@@ -312,10 +358,10 @@ def test_the_books_balance(opened: Open) -> None:
                 min(usage["rollout"].cold_s, usage["rollout"].busy_s, usage["rollout"].idle_s) > 0
             )
 
-    asyncio.run(run())
+    opened.run(run())
 
 
-def test_closing_ends_calls_and_processes(opened: Open) -> None:
+def test_closing_ends_calls_and_instances(opened: Open) -> None:
     async def run() -> None:
         async with opened(rollouts(2)) as under:
             frames: list[object] = []
@@ -327,13 +373,13 @@ def test_closing_ends_calls_and_processes(opened: Open) -> None:
             task = asyncio.create_task(call())
             await until(lambda: any(isinstance(f, Progress) for f in frames))
             pid = pid_in([f for f in frames if isinstance(f, Progress)])
-        await until(lambda: not lives(pid))
+        await until(lambda: not under.lives(pid))
         await asyncio.wait({task})
         assert task.exception() is None or isinstance(task.exception(), RlhflessError)
         with pytest.raises(CapacityError):
             await frames_of(under.platform, rollout())
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_a_function_that_is_not_deployed(opened: Open) -> None:
@@ -344,4 +390,4 @@ def test_a_function_that_is_not_deployed(opened: Open) -> None:
             with pytest.raises(InternalError):
                 await under.platform.scale(missing, 1)
 
-    asyncio.run(run())
+    opened.run(run())
