@@ -46,7 +46,8 @@ class SimulatedInstance:
     begun: tuple[int, dict[int, int]] = (0, {})
     """Of the update to a version: tokens of the samples begun ahead, by their places."""
     _loaded: bool = False
-    _waker: asyncio.Future[None] | None = None
+    _wakers: dict[asyncio.Future[None], None] = field(default_factory=dict)
+    """Of the calls that sleep, in order."""
 
     @property
     def state(self) -> InstanceState:
@@ -67,18 +68,20 @@ class SimulatedInstance:
         loop = asyncio.get_running_loop()
         if time_s <= loop.time():
             return
-        self._waker = loop.create_future()
-        handle = loop.call_at(time_s, self.wake)
+        waker = loop.create_future()
+        handle = loop.call_at(time_s, _wake, waker)
+        self._wakers[waker] = None
         try:
-            await self._waker
+            await waker
         finally:
             handle.cancel()
-            self._waker = None
+            del self._wakers[waker]
         self._check()
 
     def wake(self) -> None:
-        if self._waker is not None and not self._waker.done():
-            self._waker.set_result(None)
+        """All calls on it."""
+        for waker in self._wakers:
+            _wake(waker)
 
     async def work(self, seconds: float) -> None:
         """Be busy. Raises ``TransientError`` if the instance goes away meanwhile."""
@@ -132,3 +135,8 @@ class SimulatedInstance:
         self.version = version
         self.prefixes.clear()
         return num_bytes, loop.time() - began_s
+
+
+def _wake(waker: asyncio.Future[None]) -> None:
+    if not waker.done():
+        waker.set_result(None)

@@ -16,7 +16,7 @@ from contextlib import aclosing
 
 from controller.ledger import Ledger
 from controller.platforms.base import Deployment, Instance
-from rlhfless.errors import CapacityError
+from rlhfless.errors import CapacityError, InternalError
 from rlhfless.messages import (
     ROUTES,
     AnyFrame,
@@ -86,10 +86,10 @@ class SimulatedPlatform:
 
     async def invoke(self, request: Request) -> AsyncGenerator[AnyFrame]:
         function, _ = ROUTES[type(request)]
+        slots = self._of(function)
         carried_s = self._costs.call_s(function)
         if carried_s:
             await asyncio.sleep(carried_s)
-        slots = self._slots[function]
         instance = await self._acquire(slots)
         try:
             if isinstance(request, RolloutRequest):
@@ -112,7 +112,7 @@ class SimulatedPlatform:
         return call is not None and call.steer(request)
 
     async def scale(self, function: FunctionName, count: int) -> None:
-        slots = self._slots[function]
+        slots = self._of(function)
         if self._closing:
             return
         count = min(count, slots.deployment.max_instances)
@@ -176,6 +176,12 @@ class SimulatedPlatform:
         finally:
             if self._running.get(name) is call:
                 del self._running[name]
+
+    def _of(self, function: FunctionName) -> Slots:
+        try:
+            return self._slots[function]
+        except KeyError:
+            raise InternalError(f"the function {function} is not deployed here") from None
 
     async def _acquire(self, slots: Slots) -> SimulatedInstance:
         if self._closing:

@@ -1,25 +1,14 @@
-"""What every platform that runs real functions must do, whatever an instance is there.
-
-A platform is opened over a world of its own: ``app`` of ``tests.apps.probe`` is what instances run;
-in a world that is ``full`` none can be started. After it is closed, its opener finds nothing left.
-"""
+"""What every platform must do, whatever an instance is there."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import os
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from controller.ledger import Ledger
 from controller.platforms.base import Deployment, Platform
-from controller.platforms.local import LocalPlatform
 from rlhfless.errors import CapacityError, InternalError, RlhflessError, TransientError, UserError
 from rlhfless.messages import (
     Drain,
@@ -32,95 +21,16 @@ from rlhfless.messages import (
     Tokens,
     TrainDone,
 )
-from tests.support.knative_cluster import NOWHERE
-from tests.support.knative_platforms import settings as knative_settings
-from tests.support.knative_platforms import world
-from tests.support.processes import (
-    call_info,
-    frames_of,
-    home_of,
-    lives,
-    options,
-    pid_in,
-    rollout,
-    train,
-    until,
-)
+from tests.support.platform_worlds import WORLDS, Open
+from tests.support.processes import call_info, frames_of, pid_in, rollout, train, until
 
 pytestmark = pytest.mark.slow
 IDLE_S = 0.3
 
 
-@dataclass(frozen=True)
-class Under:
-    """A platform under test, what it books, and what the world can do to its instances by id."""
-
-    platform: Platform
-    ledger: Ledger
-    preempt: Callable[[str], None]
-    kill: Callable[[str], None]
-
-    def count(self, state: str) -> int:
-        return sum(i.state == state for i in self.platform.instances())
-
-
-Open = Callable[..., AbstractAsyncContextManager[Under]]
-
-
-@contextlib.asynccontextmanager
-async def local(
-    folder: Path, *deployments: Deployment, app: str = "create", full: bool = False
-) -> AsyncGenerator[Under, None]:
-    ledger = Ledger()
-    told = options(app=app, zygote=not full)
-    platform = LocalPlatform(deployments, ledger=ledger, folder=str(folder / "logs"), options=told)
-
-    def kill(name: str) -> None:
-        for pool in platform._pools.values():
-            if name in pool.instances:
-                process = pool.instances[name].process
-                assert process is not None
-                process.send(9)
-
-    async with platform:
-        home = home_of(platform)
-        with pytest.MonkeyPatch.context() as patching:
-            if full:
-                patching.setattr(asyncio, "create_subprocess_exec", no_process)
-            yield Under(platform, ledger, platform.preempt, kill)
-    assert not os.path.exists(home), "closing left something"  # noqa: ASYNC240
-
-
-async def no_process(*_: object, **__: object) -> None:
-    """As the kernel answers where the limit of processes is reached."""
-    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-
-@contextlib.asynccontextmanager
-async def knative(
-    folder: Path, *deployments: Deployment, app: str = "create", full: bool = False
-) -> AsyncGenerator[Under, None]:
-    told = knative_settings(
-        progressDeadline="1s" if full else "20s", nodes=NOWHERE if full else None
-    )
-    async with world(folder, app=app, told=told) as place:
-        ledger = Ledger()
-        async with place.platform(*deployments, ledger=ledger) as platform:
-            yield Under(platform, ledger, place.cluster.preempt, place.cluster.kill)
-        assert not any(place.api.store.objects.values()), "closing left something"
-
-
-@pytest.fixture(params=[local, knative], ids=["local", "knative"])
+@pytest.fixture(params=WORLDS)
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    def start(
-        *deployments: Deployment, app: str = "create", full: bool = False
-    ) -> AbstractAsyncContextManager[Under]:
-        place: AbstractAsyncContextManager[Under] = request.param(
-            tmp_path, *deployments, app=app, full=full
-        )
-        return place
-
-    return start
+    return Open(*WORLDS[request.param], tmp_path)
 
 
 def rollouts(most: int = 1, concurrency: int = 1, idle_s: float = 60.0) -> Deployment:
@@ -160,9 +70,9 @@ def test_a_cold_start_then_warm_reuse(opened: Open) -> None:
             assert [type(f) for f in frames] == [Tokens, Finished, RolloutDone]
             await until(lambda: under.count("idle") == 1)
             again = await frames_of(under.platform, rollout(samples=2))
-            assert again[0] == frames[0]  # the tokens are the process's id
+            assert again[0] == frames[0]  # the tokens say who served it
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_frames_come_while_the_call_runs_and_closing_ends_it(opened: Open) -> None:
@@ -176,7 +86,7 @@ def test_frames_come_while_the_call_runs_and_closing_ends_it(opened: Open) -> No
             tokens = next(f for f in frames if isinstance(f, Tokens))
             assert tokens.tokens == [slow.pid]
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_calls_bring_up_instances_to_the_maximum_and_the_others_wait(opened: Open) -> None:
@@ -191,7 +101,7 @@ def test_calls_bring_up_instances_to_the_maximum_and_the_others_wait(opened: Ope
             for call in calls:
                 await call.cancel()
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_an_instance_serves_as_many_calls_as_it_may(opened: Open) -> None:
@@ -203,7 +113,7 @@ def test_an_instance_serves_as_many_calls_as_it_may(opened: Open) -> None:
             for call in calls:
                 await call.cancel()
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_scale_warms(opened: Open) -> None:
@@ -212,7 +122,7 @@ def test_scale_warms(opened: Open) -> None:
             await under.platform.scale("rollout", 2)
             await until(lambda: under.count("idle") == 2)
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_an_idle_instance_goes_and_the_next_call_starts_another(opened: Open) -> None:
@@ -223,7 +133,7 @@ def test_an_idle_instance_goes_and_the_next_call_starts_another(opened: Open) ->
             second = await frames_of(under.platform, rollout())
             assert first[0] != second[0]
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_a_preempted_instance_hands_its_work_back(opened: Open) -> None:
@@ -235,10 +145,12 @@ def test_a_preempted_instance_hands_its_work_back(opened: Open) -> None:
             under.preempt(busy.id)
             await slow.task
             assert any(isinstance(frame, Drain) for frame in slow.frames)
-            assert slow.frames[-1] == RolloutDone(unfinished=[0])
+            done = slow.frames[-1]
+            assert isinstance(done, RolloutDone)
+            assert done.unfinished == [0]
             assert len(await frames_of(under.platform, rollout())) == 3
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_the_calls_of_a_killed_instance_fail_and_others_go_on(opened: Open) -> None:
@@ -252,7 +164,7 @@ def test_the_calls_of_a_killed_instance_fail_and_others_go_on(opened: Open) -> N
                 await slow.task
             assert len(await frames_of(under.platform, rollout())) == 3
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 @pytest.mark.parametrize(
@@ -267,7 +179,7 @@ def test_a_functions_error_is_raised_here(
                 await frames_of(under.platform, rollout(behaviour))
             assert len(await frames_of(under.platform, rollout())) == 3
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_a_repeated_call_returns_the_first_result(opened: Open, tmp_path: Path) -> None:
@@ -277,10 +189,12 @@ def test_a_repeated_call_returns_the_first_result(opened: Open, tmp_path: Path) 
             store.mkdir()
             first = await frames_of(under.platform, train(store, "0/train/0"))
             again = await frames_of(under.platform, train(store, "0/train/0"))
-            assert isinstance(first[-1], TrainDone)
-            assert again == first
+            (done,), (repeated,) = first, again
+            assert isinstance(done, TrainDone)
+            assert isinstance(repeated, TrainDone)
+            assert (repeated.version, repeated.metrics) == (done.version, done.metrics)
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_a_function_that_cannot_start_fails_its_calls(opened: Open) -> None:
@@ -289,7 +203,7 @@ def test_a_function_that_cannot_start_fails_its_calls(opened: Open) -> None:
             with pytest.raises(InternalError):
                 await frames_of(under.platform, rollout())
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_where_nothing_can_be_started_calls_are_told_so(opened: Open) -> None:
@@ -301,7 +215,7 @@ def test_where_nothing_can_be_started_calls_are_told_so(opened: Open) -> None:
             with pytest.raises(CapacityError):  # nor later
                 await frames_of(under.platform, rollout())
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_steering_a_call_that_is_not_there_is_refused(opened: Open) -> None:
@@ -310,7 +224,7 @@ def test_steering_a_call_that_is_not_there_is_refused(opened: Open) -> None:
             request = SteerRequest(call=call_info("echo", name="steer"), target="0/none", number=1)
             assert not await under.platform.steer(request)
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_a_running_call_is_steered(opened: Open) -> None:
@@ -331,7 +245,7 @@ def test_a_running_call_is_steered(opened: Open) -> None:
             assert Released(samples=[1]) in frames
             assert not await under.platform.steer(change)  # it has ended
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_the_books_balance(opened: Open) -> None:
@@ -348,10 +262,10 @@ def test_the_books_balance(opened: Open) -> None:
                 min(usage["rollout"].cold_s, usage["rollout"].busy_s, usage["rollout"].idle_s) > 0
             )
 
-    asyncio.run(run())
+    opened.run(run())
 
 
-def test_closing_ends_calls_and_processes(opened: Open) -> None:
+def test_closing_ends_calls_and_instances(opened: Open) -> None:
     async def run() -> None:
         async with opened(rollouts(2)) as under:
             frames: list[object] = []
@@ -363,13 +277,13 @@ def test_closing_ends_calls_and_processes(opened: Open) -> None:
             task = asyncio.create_task(call())
             await until(lambda: any(isinstance(f, Progress) for f in frames))
             pid = pid_in([f for f in frames if isinstance(f, Progress)])
-        await until(lambda: not lives(pid))
+        await until(lambda: not under.lives(pid))
         await asyncio.wait({task})
         assert task.exception() is None or isinstance(task.exception(), RlhflessError)
         with pytest.raises(CapacityError):
             await frames_of(under.platform, rollout())
 
-    asyncio.run(run())
+    opened.run(run())
 
 
 def test_a_function_that_is_not_deployed(opened: Open) -> None:
@@ -380,4 +294,4 @@ def test_a_function_that_is_not_deployed(opened: Open) -> None:
             with pytest.raises(InternalError):
                 await under.platform.scale(missing, 1)
 
-    asyncio.run(run())
+    opened.run(run())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.ledger import Ledger
-from controller.platforms.base import Deployment
+from controller.platforms.base import Deployment, Platform
 from controller.platforms.local import LocalOptions, LocalPlatform
 from rlhfless.messages import (
     FUNCTION_NAMES,
@@ -83,7 +83,7 @@ def train(store: Path, name: str, behaviour: str = "echo") -> TrainRequest:
     )
 
 
-async def frames_of(platform: LocalPlatform, request: Request) -> list[AnyFrame]:
+async def frames_of(platform: Platform, request: Request) -> list[AnyFrame]:
     """All but the heartbeats."""
     return [f async for f in platform.invoke(request) if not isinstance(f, Heartbeat)]
 
@@ -101,9 +101,11 @@ def pid_in(frames: list[AnyFrame]) -> int:
 
 
 async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
-    give_up = time.monotonic() + within_s
+    """``within_s`` on the loop's clock, which may be a virtual one."""
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + within_s
     while not condition():
-        assert time.monotonic() < give_up, "it never came to be"
+        assert loop.time() < give_up, "it never came to be"
         await asyncio.sleep(0.005)
 
 

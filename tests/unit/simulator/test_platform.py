@@ -11,7 +11,7 @@ from controller.dataset import Row
 from controller.deployments import deployments
 from controller.job import Prompt
 from controller.ledger import Ledger
-from rlhfless.errors import TransientError
+from rlhfless.errors import InternalError, TransientError
 from rlhfless.messages import CallInfo, RewardDone, RewardRequest
 from rlhfless.spec import JobSpec
 from simulator.clock import run
@@ -93,6 +93,36 @@ def test_an_instance_that_crashes_takes_its_call_with_it() -> None:
         assert platform.instances() == ()
         await asyncio.wait([first])
         assert isinstance(first.exception(), TransientError)
+        await platform.close()
+
+    run(main())
+
+
+def test_two_calls_of_an_instance_sleep_each_for_itself() -> None:
+    async def main() -> None:
+        platform = make_platform()
+        assert await call(platform, "first")
+        [slots] = [each for each in platform._slots.values() if each.instances]
+        [instance] = slots.instances.values()
+        woken: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            await instance.sleep_until(asyncio.get_running_loop().time() + seconds)
+            woken.append(seconds)
+
+        await asyncio.gather(sleep(2.0), sleep(1.0), sleep(3.0))
+        assert woken == [1.0, 2.0, 3.0]
+        await platform.close()
+
+    run(main())
+
+
+def test_a_function_that_is_not_deployed_is_no_key_error() -> None:
+    async def main() -> None:
+        platform = make_platform()
+        del platform._slots["reward"]
+        with pytest.raises(InternalError, match="reward is not deployed"):
+            await call(platform, "first")
         await platform.close()
 
     run(main())
