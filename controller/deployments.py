@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
+from controller.ledger import Ledger
 from controller.platforms.base import Deployment
 from rlhfless.engines import PLAIN, DraftingOptions, EngineOptions
 from rlhfless.spec import JobSpec
@@ -21,9 +23,19 @@ def deployments(spec: JobSpec) -> list[Deployment]:
             accelerator=section.accelerator,
             price_usd_per_hour=section.price_usd_per_hour,
             engine=_engine(spec) if name == "rollout" else PLAIN,
+            workers=spec.training.workers if name == "training" else 1,
         )
         for name in spec.functions()
     ]
+
+
+def new_ledger(deployed: Iterable[Deployment]) -> Ledger:
+    """Empty books for what is deployed."""
+    deployed = list(deployed)
+    return Ledger(
+        prices={each.function: each.price_usd_per_hour for each in deployed},
+        workers={each.function: each.workers for each in deployed},
+    )
 
 
 def _engine(spec: JobSpec) -> EngineOptions:

@@ -67,9 +67,14 @@ class _Open:
 
 @dataclass
 class Ledger:
-    """Books of one run. ``prices`` in USD per held instance-hour, None where unknown."""
+    """Books of one run. ``prices`` in USD per held instance-hour, None where unknown.
+
+    A second of an instance of several ``workers`` counts once for each of them, in seconds and in
+    USD: all their accelerators are held. Spans are the instance's own.
+    """
 
     prices: dict[FunctionName, float | None] = field(default_factory=dict)
+    workers: dict[FunctionName, int] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     _open: dict[str, _Open] = field(default_factory=dict)
     _booked: dict[FunctionName, dict[Phase, float]] = field(default_factory=dict)
@@ -120,10 +125,10 @@ class Ledger:
         return [*self.spans, *self._running(now_s)]
 
     def _priced(self, function: FunctionName, by_phase: dict[Phase, float]) -> Usage:
-        price = self.prices.get(function)
-        held = sum(by_phase.values())
-        usd = None if price is None else price * held / 3600
-        return Usage(by_phase["cold"], by_phase["busy"], by_phase["idle"], usd)
+        price, workers = self.prices.get(function), self.workers.get(function, 1)
+        cold, busy, idle = (by_phase[phase] * workers for phase in PHASES)
+        usd = None if price is None else price * (cold + busy + idle) / 3600
+        return Usage(cold, busy, idle, usd)
 
     def _running(self, now_s: float) -> list[Span]:
         return [

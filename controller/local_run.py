@@ -9,13 +9,12 @@ from functools import partial
 from typing import Any
 
 from controller.calibration import keeping_calibration
-from controller.deployments import deployments
+from controller.deployments import deployments, new_ledger
 from controller.execution import Execution, execute
 from controller.integrations.reporting import reporting
 from controller.job import Data, Event, Observer, StepSamples
 from controller.job_store import JobStore
 from controller.known import Known
-from controller.ledger import Ledger
 from controller.orchestrator import Outcome
 from controller.platforms.local import LocalPlatform
 from controller.redis_server import open_redis
@@ -33,7 +32,7 @@ async def run_local(
 ) -> tuple[Outcome, dict[str, Any]]:
     """Run the job in ``folder``, new or resumed; returns its outcome and summary. What it came to
     know of the job is in ``known`` however it ends."""
-    ledger = Ledger({d.function: d.price_usd_per_hour for d in deployments(spec)})
+    ledger = new_ledger(deployments(spec))
     async with (
         reporting(spec, folder.run_id, folder.path, observe) as told,
         open_redis(folder.file("redis"), os.environ.get("REDIS_URL")) as redis,

@@ -47,6 +47,7 @@ _RESUMABLE_CHANGES = (
 _RESUMABLE_FIELDS = (
     "max_instances",
     "threads",
+    "workers",
     "idle_timeout_s",
     "call_timeout_s",
     "price_usd_per_hour",

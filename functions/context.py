@@ -23,12 +23,13 @@ StopReason = Literal["abort", "deadline", "drain"]
 @dataclass(frozen=True)
 class FunctionConfig:
     """What an instance is given at start. ``workdir`` is scratch space that goes with it;
-    ``engine`` is for rollout."""
+    ``engine`` is for rollout; ``workers`` processes make up the instance (``functions.ranks``)."""
 
     threads: int = 1
     accelerator: str = "cpu"
     workdir: str = "."
     engine: EngineOptions = PLAIN
+    workers: int = 1
 
 
 @dataclass

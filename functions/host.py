@@ -46,7 +46,8 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
     stdout and stderr go to (empty: leave them). ``home`` and ``lifeline_fd`` tie the instance to
     its controller (``rlhfless.lifeline``); an instance without them stands alone. ``niceness``: how
     far it stands back for other processes that want to compute, 0 to 19. ``engine``: JSON of
-    ``EngineOptions``.
+    ``EngineOptions``. ``workers`` make up the instance; they are on ``nodes``, of which this is
+    ``node_rank``, and meet at ``rendezvous`` (``functions.ranks``).
     """
 
     function: FunctionName
@@ -65,6 +66,10 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
     home: str = ""
     lifeline_fd: int = -1
     niceness: int = 0
+    workers: int = 1
+    nodes: int = 1
+    node_rank: int = 0
+    rendezvous: str = ""
 
 
 def run(config: HostConfig) -> NoReturn:
@@ -140,6 +145,7 @@ def _load(config: HostConfig) -> Function:
             accelerator=config.accelerator,
             workdir=config.workdir,
             engine=msgspec.json.decode(config.engine, type=EngineOptions),
+            workers=config.workers,
         )
     )
     return function

@@ -24,7 +24,9 @@ def on_accelerators(spec: JobSpec) -> tuple[FunctionName, ...]:
 def with_asked_accelerators(spec: JobSpec, cluster: Cluster) -> Cluster:
     """The cluster with each function kept to pools of the accelerator that the job asks for: a name
     of the hardware facts, or ``cuda`` for any but a CPU. ``cpu``, which is the default, asks for
-    nothing. Raises ``UserError`` naming the field where there is none, with what there is."""
+    nothing. ``training.workers`` above 1 are the ranks of its data parallelism, whatever the
+    cluster says. Raises ``UserError`` naming the field where there is none, with what there is, or
+    where the cluster splits the model otherwise."""
     placements = dict(cluster.placements)
     for function in on_accelerators(spec):
         asked = spec.function(function).accelerator
@@ -46,7 +48,24 @@ def with_asked_accelerators(spec: JobSpec, cluster: Cluster) -> Cluster:
         if len(kept) < len(pools):
             placed = cluster.placements.get(function, PlacementSpec())
             placements[function] = placed.model_copy(update={"pools": kept})
+    if spec.training.workers > 1:
+        placements["training"] = _with_workers(
+            placements.get("training", PlacementSpec()), spec.training.workers
+        )
     return replace(cluster, placements=placements)
+
+
+def _with_workers(placed: PlacementSpec, workers: int) -> PlacementSpec:
+    split = (placed.tensor_parallel or 1) * placed.pipeline_parallel
+    if split > 1:
+        raise UserError(
+            f"training.workers is {workers}, each with a whole accelerator's share of the batch; "
+            f"the cluster's placement of training splits a model over {split}",
+            param="training.workers",
+            hint="leave out placements.training.tensor_parallel and pipeline_parallel, or "
+            "training.workers",
+        )
+    return placed.model_copy(update={"data_parallel": workers})
 
 
 def per_instance(

@@ -20,7 +20,8 @@ InstanceState = Literal["cold", "idle", "busy", "stopping"]
 @dataclass(frozen=True)
 class Deployment:
     """How instances of one function are run. ``concurrency``: calls an instance serves at once;
-    ``engine``: of rollout instances."""
+    ``engine``: of rollout instances; ``workers``: processes that make up one training instance,
+    each with an accelerator and ``threads`` of its own (``functions.ranks``)."""
 
     function: FunctionName
     max_instances: int = 1
@@ -30,6 +31,7 @@ class Deployment:
     accelerator: str = "cpu"
     price_usd_per_hour: float | None = None
     engine: EngineOptions = PLAIN
+    workers: int = 1
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,14 @@ def as_here(deployment: Deployment, settings: KnativeSettings) -> Deployment:
             param=f"{name}.accelerator",
             hint=f"set it to cpu, or functions.{name}.accelerator in the chart's values",
         )
+    if pods.count and deployment.workers > pods.count:
+        raise UserError(
+            f"a pod of the {name} function of this cluster has {pods.count} accelerators, fewer "
+            f"than {deployment.workers} workers",
+            param=f"{name}.workers",
+            hint=f"set it to {pods.count}, or functions.{name}.accelerator.count in the chart's "
+            "values",
+        )
     idle_s = max(deployment.idle_timeout_s, duration_s(pods.scale_down_delay))
     return Deployment(
         function=name,
@@ -78,6 +86,7 @@ def as_here(deployment: Deployment, settings: KnativeSettings) -> Deployment:
         accelerator="cuda" if pods.count else "cpu",
         price_usd_per_hour=deployment.price_usd_per_hour,
         engine=deployment.engine,
+        workers=deployment.workers,
     )
 
 
@@ -168,6 +177,7 @@ def _pod(settings: KnativeSettings, deployment: Deployment, spec: Object) -> Obj
         "accelerator": deployment.accelerator,
         "concurrency": deployment.concurrency,
         "engine": msgspec.json.encode(deployment.engine).decode(),
+        "workers": deployment.workers,
     }
     kept = [
         argument

@@ -148,6 +148,7 @@ class LocalInstance:
                 "home": self._home.path,
                 "lifeline_fd": self._home.lifeline_fd,
                 "niceness": self._terms.niceness,
+                "workers": self.deployment.workers,
             }
         )
         self.process.exited.add_done_callback(self._interrupt)

@@ -115,6 +115,7 @@ def alike(one: Pool, other: Pool) -> bool:
         and mine.threads == theirs.threads
         and mine.accelerator == theirs.accelerator
         and mine.engine == theirs.engine
+        and mine.workers == theirs.workers
     )
 
 

@@ -16,14 +16,13 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Any
 
-from controller.deployments import deployments
+from controller.deployments import deployments, new_ledger
 from controller.execution import Execution, execute
 from controller.fencing import LostLeaseError
 from controller.integrations.trackers import Place, Trackers, tracking
 from controller.job import Event, Observer
 from controller.job_store import JobStore
 from controller.known import Known
-from controller.ledger import Ledger
 from controller.orchestrator import Outcome
 from controller.platforms.local_logs import LogSlice
 from controller.service.accounting import Accounting
@@ -131,7 +130,7 @@ class Attempt:
         if taken.state == "pausing":  # whoever was to do it is gone
             self.control.ask("pause", taken.reason or "")
         whole = merge(record.spec, await service.registry.secrets(self.job))
-        ledger = Ledger({d.function: d.price_usd_per_hour for d in deployments(whole)})
+        ledger = new_ledger(deployments(whole))
         async with AsyncExitStack() as stack:
             enter = stack.enter_async_context
             await enter(self._logging(whole))

@@ -23,7 +23,8 @@ class FunctionSpec(Section):
     accelerator: str = "cpu"
     """``cpu`` or ``cuda``."""
     price_usd_per_hour: float | None = Field(default=None, ge=0)
-    """Price of one held instance; None: unknown, and so is the job's cost."""
+    """Price of one held instance (of each of its workers); None: unknown, and so is the job's
+    cost."""
 
 
 class DraftingSpec(Section):
@@ -93,6 +94,9 @@ class TrainingSpec(FunctionSpec):
     """Rollout-and-train steps; default: ``epochs`` passes over the data."""
     epochs: Positive = 1
     prompts_per_step: Positive = 16
+    workers: Positive = 1
+    """Workers of an instance, each with an accelerator (or ``threads`` of the CPU) of its own. They
+    share every update, and weights, gradients and optimizer state are sharded over them (FSDP)."""
     minibatches: Positive = 1
     """Optimizer steps in one pass over a step's samples."""
     passes: Positive = 1
