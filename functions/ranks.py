@@ -59,6 +59,9 @@ class Ranks:
         return self.rank == 0
 
 
+ALONE = Ranks()
+
+
 def from_environment(environment: Mapping[str, str], workers: int) -> Ranks | None:
     """The place that somebody who starts ranks has given this process; None: nobody has.
 
@@ -100,8 +103,8 @@ def start(
         return replace(place, listener=_listen("", place.port)) if place.leads else place
     if nodes < 1 or not 0 <= node_rank < nodes or workers % nodes:
         raise UserError(
-            f"{workers} workers cannot be spread evenly over {nodes} nodes, of which this is number "
-            f"{node_rank}",
+            f"{workers} workers cannot be spread evenly over {nodes} nodes, of which this is "
+            f"number {node_rank}",
             param="workers",
         )
     place = Ranks(size=workers, token=token)
