@@ -18,8 +18,9 @@ HOST:PORT (or MASTER_ADDR and MASTER_PORT) is where the leader listens for its f
 that is free on its machine. They try to reach it for ``JOIN_S``. torch's backends meet over further
 ports, which the system chooses, so the machines of a group must reach each other on any. Followers
 bear the function's token (``RLHFLESS_FUNCTION_TOKEN``) like any other caller, so all are given the
-same one. A follower's process exits with 0 when it was told to go, otherwise with 1. The leader's,
-too, exits with 1 when its group broke; it is ready (``GET /readyz``) once its group is whole.
+same one. The leader is ready (``GET /readyz``) once its group is whole. A process exits with 0 when
+its group ended in order and with 1 when it broke; a leader that forked all of its group exits with
+0 even then, having told its caller.
 
 No thread may run yet when workers are forked. Needs no torch.
 """

@@ -45,7 +45,7 @@ class TrainingFunction:
         }
 
     def close(self) -> None:
-        """Raises ``TransientError`` where the group broke."""
+        """Raises ``TransientError`` where a group broke that others have to do with."""
         self._trainer.close()
 
     def _export(self, request: ExportRequest, context: CallContext) -> Iterator[Frame]:

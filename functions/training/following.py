@@ -67,12 +67,15 @@ def _carry_out(worker: Worker, order: links.Order) -> dict[str, Any] | None:
 
 
 def _pass_on_sigterm(connection: socket.socket) -> None:
-    """Whoever wants this process to end must end the group in order. In a thread, for the main one
-    may be in a collective for long."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    """Whoever wants this process to end must end the group in order. The main thread, in which
+    Python handles signals, may be in a collective for long; bytes come through at once."""
+    wake_in, wake_out = socket.socketpair()
+    wake_out.setblocking(False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.set_wakeup_fd(wake_out.detach())
 
     def wait() -> None:
-        signal.sigwait({signal.SIGTERM})
+        wake_in.recv(1)
         links.send(connection, links.Going())
 
     threading.Thread(target=wait, name="sigterm", daemon=True).start()

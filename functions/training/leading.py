@@ -68,6 +68,7 @@ class Leading:
         self._broken: RlhflessError | None = None
         self._ended = 0  # orders
         self._size = ranks.size
+        self._gang = len(ranks.children) + 1 < ranks.size
         self._links = Links(self)
         self._links.gather(ranks, join_s)
         store = new_store()
@@ -116,9 +117,10 @@ class Leading:
                 self._worker.group.told(-1)
 
     def close(self) -> None:
-        """Raises what broke the group, if it broke."""
+        """Raises what broke the group, if it broke and somebody else started some of it: whoever
+        did must know that this was no orderly end, and start all anew."""
         self._links.close(self._broken is None, timeout_s=0.0 if self._broken else 5.0)
-        if self._broken is not None:
+        if self._broken is not None and self._gang:
             raise self._broken
 
     # --- orders -----------------------------------------------------------------------------------
