@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from functions.inbox import Inbox
+from functions.ranks import ALONE, Ranks
 from rlhfless.engines import PLAIN, EngineOptions
 from rlhfless.messages import Frame, Request, SteerRequest
 from rlhfless.objects import ObjectStore
@@ -23,13 +24,15 @@ StopReason = Literal["abort", "deadline", "drain"]
 @dataclass(frozen=True)
 class FunctionConfig:
     """What an instance is given at start. ``workdir`` is scratch space that goes with it;
-    ``engine`` is for rollout; ``workers`` processes make up the instance (``functions.ranks``)."""
+    ``engine`` is for rollout; ``workers`` processes make up the instance, in which this one has its
+    place in ``ranks``."""
 
     threads: int = 1
     accelerator: str = "cpu"
     workdir: str = "."
     engine: EngineOptions = PLAIN
     workers: int = 1
+    ranks: Ranks = ALONE
 
 
 @dataclass

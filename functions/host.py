@@ -24,6 +24,7 @@ import msgspec
 import uvicorn
 
 from functions.context import Function, FunctionConfig
+from functions.ranks import ALONE, Ranks, start
 from functions.shell import Shell, create_app
 from rlhfless import lifeline
 from rlhfless.engines import EngineOptions
@@ -82,17 +83,24 @@ def run(config: HostConfig) -> NoReturn:
     try:
         if config.home:
             lifeline.join(config.home)
-            lifeline.watch(config.lifeline_fd)
-        _name_process(f"rlhf-{config.function}")
         _redirect(config.log)
+        ranks = _start_workers(config)
+        if config.home:
+            lifeline.watch(config.lifeline_fd)
+        worker = f"-{ranks.rank}" if ranks.size > 1 else ""
+        _name_process(f"rlhf-{config.function}{worker}")
+        name = f"worker {ranks.rank} " if ranks.size > 1 else ""
         logging.basicConfig(
-            stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+            stream=sys.stderr, format=f"%(asctime)s {name}%(levelname)s %(name)s: %(message)s"
         )
+        logging.captureWarnings(ranks.size > 1)  # which of them warns
         logging.getLogger("functions").setLevel(logging.INFO)  # what user code prints, too
         _set_threads(config.threads)
         _stand_back(config.niceness)
-        function = _load(config)
-        asyncio.run(_serve(config, function))
+        if ranks.leads:
+            asyncio.run(_serve(config, _load(config, ranks)))
+        else:
+            _follow(config, ranks)
         code = 0
     except RlhflessError as error:
         _log.error("%s: %s", error.title, error.detail)
@@ -132,23 +140,51 @@ def _set_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _load(config: HostConfig) -> Function:
+def _start_workers(config: HostConfig) -> Ranks:
+    if config.workers == 1:
+        return ALONE
+    if config.function != "training" and not config.app:
+        raise UserError(f"{config.function} runs in one worker", param="workers")
+    return start(
+        config.workers,
+        token=config.token,
+        nodes=config.nodes,
+        node_rank=config.node_rank,
+        rendezvous=config.rendezvous,
+    )
+
+
+def _load(config: HostConfig, ranks: Ranks) -> Function:
     path = config.app or f"functions.{config.function}.app:create"
     module, _, name = path.partition(":")
     create = getattr(importlib.import_module(module), name, None)
     if create is None:
         raise UserError(f"{path!r} names no function; it should read module:create")
-    os.makedirs(config.workdir, exist_ok=True)
-    function: Function = create(
-        FunctionConfig(
-            threads=config.threads,
-            accelerator=config.accelerator,
-            workdir=config.workdir,
-            engine=msgspec.json.decode(config.engine, type=EngineOptions),
-            workers=config.workers,
-        )
-    )
+    function: Function = create(_function_config(config, ranks))
     return function
+
+
+def _follow(config: HostConfig, ranks: Ranks) -> None:
+    """A function of several workers has ``follow`` beside ``create``: what all but the first do,
+    until they are told to go. It raises ``TransientError`` where its group broke."""
+    module = (config.app or f"functions.{config.function}.app").partition(":")[0]
+    follow = getattr(importlib.import_module(module), "follow", None)
+    if follow is None:
+        raise UserError(f"{module} runs in one worker", param="workers")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    follow(_function_config(config, ranks))
+
+
+def _function_config(config: HostConfig, ranks: Ranks) -> FunctionConfig:
+    os.makedirs(config.workdir, exist_ok=True)
+    return FunctionConfig(
+        threads=config.threads,
+        accelerator=config.accelerator,
+        workdir=config.workdir,
+        engine=msgspec.json.decode(config.engine, type=EngineOptions),
+        workers=config.workers,
+        ranks=ranks,
+    )
 
 
 class _Server(uvicorn.Server):

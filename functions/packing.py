@@ -9,7 +9,7 @@ rounding: the same tokens see the same tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -60,6 +60,10 @@ class Pass:
     ``input_ids`` ``[B, T]``; ``positions`` and ``blocks`` only where packed (B is 1 then).
     ``predict`` ``[r]`` is the place in ``[B * T]`` whose output predicts a token, ``targets``
     ``[r]`` that token, ``where`` ``[r]`` its place in the batch's response arrays ``[R]``.
+
+    Of several workers each has a pass of its own at the same time: ``together`` are the samples of
+    all. One that has none left computes a token that counts for nothing (``idle``): r is 1, and
+    there are no ``samples`` and no ``where``.
     """
 
     samples: tuple[int, ...]
@@ -69,6 +73,11 @@ class Pass:
     where: Tensor
     positions: Tensor | None = None
     blocks: Blocks | None = None
+    together: tuple[int, ...] = ()
+
+    @property
+    def idle(self) -> bool:
+        return not self.samples
 
 
 def plan(
@@ -114,6 +123,19 @@ def lay_out(
 ) -> Pass:
     """The pass over ``samples``; where ``packed``, those of a group must be neighbours."""
     return _packed(sequences, samples, device) if packed else _padded(sequences, samples, device)
+
+
+def idle_pass(sequences: Sequences, device: torch.device, *, packed: bool) -> Pass:
+    """The shortest that still uses every part of a model."""
+    first = next(i for i, response in enumerate(sequences.responses) if len(response))
+    token = Sequences(
+        prompts=[sequences.prompts[first][:1]],
+        responses=[sequences.responses[first][:1]],
+        starts=np.zeros(1, np.int64),
+        groups=np.zeros(1, np.int32),
+    )
+    part = lay_out(token, [0], device, packed=packed)
+    return replace(part, samples=(), where=part.where[:0])
 
 
 def _padded(sequences: Sequences, samples: Sequence[int], device: torch.device) -> Pass:

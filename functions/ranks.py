@@ -18,8 +18,9 @@ HOST:PORT (or MASTER_ADDR and MASTER_PORT) is where the leader listens for its f
 that is free on its machine. They try to reach it for ``JOIN_S``. torch's backends meet over further
 ports, which the system chooses, so the machines of a group must reach each other on any. Followers
 bear the function's token (``RLHFLESS_FUNCTION_TOKEN``) like any other caller, so all are given the
-same one. A follower's process exits with 0 when it was told to go, otherwise with 1. The leader's,
-too, exits with 1 when its group broke; it is ready (``GET /readyz``) once its group is whole.
+same one. The leader is ready (``GET /readyz``) once its group is whole. A process exits with 0 when
+its group ended in order and with 1 when it broke; a leader that forked all of its group exits with
+0 even then, having told its caller.
 
 No thread may run yet when workers are forked. Needs no torch.
 """
@@ -57,6 +58,9 @@ class Ranks:
     @property
     def leads(self) -> bool:
         return self.rank == 0
+
+
+ALONE = Ranks()
 
 
 def from_environment(environment: Mapping[str, str], workers: int) -> Ranks | None:
@@ -100,8 +104,8 @@ def start(
         return replace(place, listener=_listen("", place.port)) if place.leads else place
     if nodes < 1 or not 0 <= node_rank < nodes or workers % nodes:
         raise UserError(
-            f"{workers} workers cannot be spread evenly over {nodes} nodes, of which this is number "
-            f"{node_rank}",
+            f"{workers} workers cannot be spread evenly over {nodes} nodes, of which this is "
+            f"number {node_rank}",
             param="workers",
         )
     place = Ranks(size=workers, token=token)

@@ -46,9 +46,11 @@ _GROUP_WISE = ("group_norm", "group_mean", "rloo")
 class Ahead:
     """Samples are named by their place in the step's batch.
 
-    ``old`` and ``values``: ``[length]`` by sample. ``summed``: samples whose gradients the learner
-    holds; ``loss`` and ``metrics`` are theirs. ``torn``: a pass began and did not end, so nobody
-    knows what the learner holds. ``seconds`` of work.
+    ``old`` and ``values``: ``[length]`` by sample; of a group, what this worker contributes to
+    them, as gradients, ``loss`` and ``metrics`` are this worker's. The rest is the same on all.
+    ``summed``: samples whose gradients the learner holds; ``loss`` and ``metrics`` are theirs.
+    ``torn``: a pass began and did not end, so nobody knows what the learner holds. ``seconds`` of
+    work.
     """
 
     terms: tuple[object, ...]
@@ -100,6 +102,7 @@ def begin(learner: Learner, request: GradientsRequest, batch: Batch) -> Work:
         ahead = learner.ahead = Ahead(terms)
     ahead.digests |= digests
     _fill(objective, ahead, index)
+    objective.complete()
     objective.metrics = ahead.metrics
     settings = request.optimization
     first = next(minibatches(groups, settings.minibatches, 1, request.seed))
@@ -121,15 +124,17 @@ def _sum_gradients(
     lengths = objective.batch.response_lengths
     shares = token_shares(lengths, request.algorithm.loss_aggregation).astype(np.float32)
     weights = spread(shares, objective.batch, objective.old.device)
+    own = not objective.old_known[fresh].all()
+    if own:
+        objective.forget_old(fresh)
     for part in objective.forward.passes(fresh):
-        own = not objective.old_known[list(part.samples)].all()
         ahead.torn = True
         losses = objective.losses(part, own=own, first_pass=True)
         loss = (weights[part.where] * losses).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         ahead.loss = loss.detach() + (0.0 if ahead.loss is None else ahead.loss)
-        ahead.summed.update(index[list(part.samples)].tolist())
-        objective.old_known[list(part.samples)] = True
+        ahead.summed.update(index[list(part.together)].tolist())
+        objective.old_known[list(part.together)] = True
         ahead.torn = False
         yield
 
@@ -158,9 +163,10 @@ def take_up(learner: Learner, terms: Terms, objective: Objective, first: Indices
         learner.forget_ahead()
         summed = nothing.summed
         if not objective.in_reward:
-            objective.old_known[first] = False  # from their own forward pass, as without a cache
+            objective.forget_old(first)  # from their own forward pass, as without a cache
     else:
         objective.metrics = ahead.metrics
+    objective.complete()
     done[np.setdiff1d(first, summed)] = False
     share = float(batch.response_lengths[done].sum() / batch.response_lengths.sum())
     loss = nothing.loss if ahead.loss is None or not len(summed) else ahead.loss
@@ -208,8 +214,8 @@ def _check_part(batch: Batch, index: Indices, groups: NDArray[np.int32]) -> None
 def _fill(objective: Objective, ahead: Ahead, index: Indices, only: set[int] | None = None) -> None:
     """From the cache into ``objective``, whose sample i is ``index[i]`` of the step."""
     for known, mask, tokens in (
-        (ahead.old, objective.old_known, objective.old),
-        (ahead.values, objective.values_known, objective.old_values),
+        (ahead.old, objective.old_known, objective.old_own),
+        (ahead.values, objective.values_known, objective.values_own),
     ):
         parts = torch.split(tokens, objective.batch.response_lengths.tolist())
         for i, sample in enumerate(index.tolist()):
@@ -221,8 +227,8 @@ def _fill(objective: Objective, ahead: Ahead, index: Indices, only: set[int] | N
 def _note(objective: Objective, ahead: Ahead, index: Indices) -> None:
     """From ``objective`` into the cache."""
     for known, mask, tokens in (
-        (ahead.old, objective.old_known, objective.old),
-        (ahead.values, objective.values_known, objective.old_values),
+        (ahead.old, objective.old_known, objective.old_own),
+        (ahead.values, objective.values_known, objective.values_own),
     ):
         parts = torch.split(tokens, objective.batch.response_lengths.tolist())
         for i in np.flatnonzero(mask).tolist():

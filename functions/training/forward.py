@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,8 +14,10 @@ from torch import Tensor
 from functions.hidden import predictors
 from functions.lm_head import lm_head
 from functions.logprobs import TokenLogprobs, head_logprobs
-from functions.packing import CPU_PASS_TOKENS, Indices, Pass, Sequences, lay_out, plan
+from functions.packing import CPU_PASS_TOKENS, Indices, Pass, Sequences, idle_pass, lay_out, plan
+from functions.training.division import divide
 from functions.training.learner import Learner, Terms
+from functions.training.shards import call
 from rlhfless.batches import Batch
 from rlhfless.errors import InternalError
 from rlhfless.messages import Optimization
@@ -35,20 +38,32 @@ class Forward:
             self._tokens = min(self._tokens, CPU_PASS_TOKENS)
 
     def passes(self, samples: Indices) -> list[Pass]:
-        """``samples`` in forward passes, the longest first."""
-        policy = self._learner.policy
-        return [
-            lay_out(self._sequences, part, policy.device, packed=policy.packs)
-            for part in plan(self._sequences, samples, self._tokens, packed=policy.packs)
+        """This worker's forward passes, the longest first, of those over ``samples``; every worker
+        has as many."""
+        policy, group = self._learner.policy, self._learner.group
+        plans = [
+            plan(self._sequences, share, self._tokens, packed=policy.packs)
+            for share in divide(self._sequences, samples, group.size, packed=policy.packs)
         ]
+        found = []
+        for number in range(max(map(len, plans))):
+            parts = [each[number] for each in plans if number < len(each)]
+            if number < len(plans[group.rank]):
+                own = plans[group.rank][number]
+                part = lay_out(self._sequences, own, policy.device, packed=policy.packs)
+            else:
+                part = idle_pass(self._sequences, policy.device, packed=policy.packs)
+            found.append(replace(part, together=tuple(i for each in parts for i in each)))
+        return found
 
     def logprobs(
         self, part: Pass, *, entropy: bool = False, entropy_gradient: bool = False
     ) -> TokenLogprobs:
         """Of the policy, ``[r]``, differentiable where gradients are on."""
         policy = self._learner.policy
-        with self._mode(policy.model):
-            return head_logprobs(
+
+        def compute() -> tuple[Tensor, Tensor | None]:
+            found = head_logprobs(
                 lm_head(policy.model),
                 predictors(policy.backbone, part),
                 part.targets,
@@ -56,6 +71,10 @@ class Forward:
                 with_entropy=entropy,
                 entropy_gradient=entropy_gradient,
             )
+            return found.logprobs, found.entropy
+
+        with self._mode(policy.model):
+            return TokenLogprobs(*call(policy.plain, compute))
 
     def values(self, part: Pass) -> Tensor:
         """Of the critic, ``[r]``, differentiable where gradients are on."""
@@ -63,7 +82,8 @@ class Forward:
         if critic is None:
             raise InternalError("this algorithm has no value model")
         with self._mode(critic):
-            return critic.values(part)
+            # A view as its result would escape the hooks by which a sharded module is gathered.
+            return call(critic, lambda: critic.values(part).clone())
 
     @contextlib.contextmanager
     def _mode(self, module: torch.nn.Module) -> Iterator[None]:

@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from functions.training.critic import Critic
+from functions.training.group import SOLO, Group
 from functions.training.optimizer import AdamW
 from functions.training.policy import Policy
 from rlhfless.errors import InternalError
@@ -36,16 +37,19 @@ class Learner:
     already done of the next update, its gradients in the policy's parameters.
     """
 
-    def __init__(self, request: Terms, device: torch.device, seed: int) -> None:
+    def __init__(
+        self, request: Terms, device: torch.device, seed: int, group: Group = SOLO
+    ) -> None:
         settings, ref = request.optimization, request.model
+        self.group = group
         self.seed = seed
         self.ahead: Ahead | None = None
-        self.policy = Policy(ref, settings, device, derive(seed, "policy"))
+        self.policy = Policy(ref, settings, device, derive(seed, "policy"), group)
         self.optimizer = AdamW(self.policy.trainable())
         self.critic: Critic | None = None
         self.critic_optimizer: AdamW | None = None
         if request.algorithm.advantage == "gae":
-            self.critic = Critic(ref, settings, device, derive(seed, "critic"))
+            self.critic = Critic(ref, settings, device, derive(seed, "critic"), group)
             self.critic_optimizer = AdamW(self.critic.trainable())
 
     def forget_ahead(self) -> None:
@@ -53,15 +57,16 @@ class Learner:
         self.ahead = None
         self.optimizer.forget_gradients()
 
-    def checkpoint(self) -> dict[str, bytes]:
-        """The attachments of a checkpoint."""
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint holds beside the version's tensors, by attachment and name; of a group,
+        each worker's slices."""
         parts = {"optimizer": self.optimizer.state()}
         if masters := self.policy.masters():
             parts["masters"] = masters
         if self.critic is not None and self.critic_optimizer is not None:
             parts["critic"] = dict(self.critic.trainable())
             parts["critic_optimizer"] = self.critic_optimizer.state()
-        return {label: _pack(tensors) for label, tensors in parts.items()}
+        return parts
 
     def load(self, version: Mapping[str, Tensor], attachments: Mapping[str, bytes]) -> None:
         """Become the version with these tensors, saved with these attachments."""
@@ -77,6 +82,7 @@ class Learner:
             self.critic_optimizer.load_state(parts["critic_optimizer"])
 
 
-def _pack(tensors: Mapping[str, Tensor]) -> bytes:
+def pack(tensors: Mapping[str, Tensor]) -> bytes:
+    """An attachment."""
     data: bytes = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
     return data

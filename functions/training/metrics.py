@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from functions.training.advantages import zero_std
+from functions.training.group import SOLO, Group
 from functions.training.kl import k3
 from functions.training.losses import is_clipped
 from rlhfless.batches import Batch
@@ -15,7 +18,8 @@ from rlhfless.messages import Algorithm
 
 
 class PolicyMetrics:
-    """Sums over the optimizer steps of an update; read once at the end."""
+    """Sums over the optimizer steps of an update, of this worker's tokens; ``report`` is of all
+    workers', and read once at the end. A step's loss and norm are all workers' as they come."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[Tensor, Tensor]] = []
@@ -42,7 +46,7 @@ class PolicyMetrics:
     def step(self, loss: Tensor, norm: Tensor) -> None:
         self._steps.append((loss, norm))
 
-    def report(self, rate: float) -> dict[str, float]:
+    def report(self, rate: float, group: Group = SOLO) -> dict[str, float]:
         metrics = {
             "policy/loss": 0.0,
             "policy/kl": 0.0,
@@ -51,20 +55,28 @@ class PolicyMetrics:
             "policy/grad_norm": 0.0,
             "policy/learning_rate": rate if self._steps else 0.0,
         }
+        kl, clipped, tokens, entropy, entropy_tokens = self._totals(group)
         if self._steps:
-            kl, clipped = torch.stack(self._sums).sum(0).tolist()
             metrics["policy/loss"] = mean([loss for loss, _ in self._steps])
             metrics["policy/grad_norm"] = mean([norm for _, norm in self._steps])
-            metrics["policy/kl"] = kl / self._tokens
-            metrics["policy/clip_fraction"] = clipped / self._tokens
+            metrics["policy/kl"] = kl / tokens
+            metrics["policy/clip_fraction"] = clipped / tokens
+            largest = torch.stack(self._largest).max().item() if self._largest else -math.inf
             # e^80 is the largest ratio told, so that the number stays one.
             metrics["policy/ratio_max"] = float(
-                torch.stack(self._largest).max().clamp(max=80).exp()
+                torch.tensor(group.largest(largest), dtype=torch.float32).clamp(max=80).exp()
             )
-        if self._entropy:
-            total = float(torch.stack(self._entropy).sum())
-            metrics["policy/entropy"] = total / self._entropy_tokens
+        if entropy_tokens:
+            metrics["policy/entropy"] = entropy / entropy_tokens
         return metrics
+
+    def _totals(self, group: Group) -> list[float]:
+        """KL, clipped tokens, tokens; entropy, tokens it was measured on."""
+        kl, clipped = torch.stack(self._sums).sum(0).tolist() if self._sums else (0.0, 0.0)
+        entropy = float(torch.stack(self._entropy).sum()) if self._entropy else 0.0
+        mine = (kl, clipped, self._tokens, entropy, self._entropy_tokens)
+        found: list[float] = group.sum(torch.tensor(mine, dtype=torch.float64)).tolist()
+        return found
 
 
 def mean(values: list[Tensor]) -> float:

@@ -32,7 +32,8 @@ class Objective:
     """Arrays of tokens are ``[R]`` over the batch's response tokens, on the learner's device.
 
     ``old`` and ``old_values`` are of the learner as it came in, for the samples that ``old_known``
-    and ``values_known`` ``[N]`` name.
+    and ``values_known`` ``[N]`` name. Each worker of a group adds what it has computed of them to
+    ``old_own`` and ``values_own``; ``complete`` makes them whole.
     """
 
     def __init__(self, learner: Learner, terms: Terms, batch: Batch) -> None:
@@ -48,10 +49,14 @@ class Objective:
         )
         penalised = self._algorithm.kl_coefficient > 0
         self.in_reward = penalised and self._algorithm.kl_placement == "reward"
+        self._group = learner.group
         self.old = self.zeros()
         self.old_known = batch.response_lengths == 0
         self.old_values = self.zeros()
         self.values_known = self.old_known.copy()
+        several = self._group.size > 1
+        self.old_own = self.zeros() if several else self.old
+        self.values_own = self.zeros() if several else self.old_values
         self._reference = self.tensor(batch.reference_logprobs) if penalised else None
         self._advantages = self.zeros()
 
@@ -63,17 +68,35 @@ class Objective:
         """
         if self.has_critic:
             for part in self.forward.passes(np.flatnonzero(~self.values_known)):
-                self.old_values[part.where] = self.forward.values(part)
-                self.values_known[list(part.samples)] = True
+                self.values_own[part.where] = self.forward.values(part)
+                self.values_known[list(part.together)] = True
                 yield
         needed = ~self.old_known
         if not self.in_reward:
             needed[first] = False
             needed &= not self.critic_only
         for part in self.forward.passes(np.flatnonzero(needed)):
-            self.old[part.where] = self.forward.logprobs(part).logprobs
-            self.old_known[list(part.samples)] = True
+            self.old_own[part.where] = self.forward.logprobs(part).logprobs
+            self.old_known[list(part.together)] = True
             yield
+        self.complete()
+
+    def complete(self) -> None:
+        """Have what every worker has computed of old log-probs and values."""
+        if self._group.size > 1:
+            self.old.copy_(self._group.sum(self.old_own))
+            if self.has_critic:
+                self.old_values.copy_(self._group.sum(self.values_own))
+
+    def forget_old(self, samples: Indices) -> None:
+        """Their log-probs come from their own forward pass, whichever worker makes it."""
+        self.old_known[samples] = self.batch.response_lengths[samples] == 0
+        if self._group.size == 1:
+            return
+        chosen = np.zeros(self.batch.num_samples, np.bool_)
+        chosen[samples] = True
+        where = np.flatnonzero(np.repeat(chosen, self.batch.response_lengths))
+        self.old_own[torch.from_numpy(where).to(self._device)] = 0.0
 
     def estimate(self) -> advantages.Advantages:
         """Advantages by rewards and by what ``look_back`` found; ``losses`` uses them."""
@@ -95,15 +118,18 @@ class Objective:
         """The loss of each token of a pass ``[r]``, penalty and entropy bonus in it, unweighted.
 
         ``own``: this pass is the one that gives its tokens' old log-probs. ``first_pass``: the
-        entropy is measured.
+        entropy is measured. An idle pass has a loss like any other, for its gradient to be 0.
         """
         algorithm, where = self._algorithm, part.where
         bonus = algorithm.entropy_coefficient != 0.0
         result = self.forward.logprobs(part, entropy=bonus or first_pass, entropy_gradient=bonus)
         new = result.logprobs
+        if part.idle:
+            return new if result.entropy is None else new + result.entropy
         if own:
-            self.old[where] = new.detach()
-        old, advantage = self.old[where], self._advantages[where]
+            self.old_own[where] = new.detach()
+        old = self.old_own[where] if own else self.old[where]
+        advantage = self._advantages[where]
         loss = policy_loss(
             new,
             old,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from functions.training.shards import gather, put
 from rlhfless.errors import InternalError
 from rlhfless.messages import Optimization
 
@@ -56,7 +57,7 @@ class AdamW:
         Raises ``FloatingPointError``, having changed nothing, if the norm is not finite.
         """
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
+        norm = gather(nn.utils.get_total_norm(gradients))
         if not torch.isfinite(norm):
             raise FloatingPointError(f"the gradient's norm is {norm.item()}")
         if settings.grad_clip is not None:
@@ -81,7 +82,8 @@ class AdamW:
         self._adamw.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """``exp_avg/<name>``, ``exp_avg_sq/<name>``, ``step/<name>``; empty before a first step."""
+        """``exp_avg/<name>``, ``exp_avg_sq/<name>``, ``step/<name>``; empty before a first step.
+        Of a group, each worker's slices (``functions.training.shards``)."""
         return {
             f"{key}/{name}": value
             for name, parameter in self._names.items()
@@ -102,6 +104,15 @@ class AdamW:
             if len(entries) != 3 or entries["exp_avg"].shape != parameter.shape:
                 raise InternalError(f"the checkpoint's optimizer state does not fit {name}")
             self._adamw.state[parameter] = {
-                key: value.to(parameter.device, torch.float32).clone()
+                key: _own(value.to(parameter.device, torch.float32), parameter)
                 for key, value in entries.items()
             }
+
+
+def _own(value: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A copy to be written to; sharded as the parameter where it is of its shape."""
+    if value.shape != parameter.shape:
+        return value.clone()
+    made = torch.zeros_like(parameter)
+    put(made, value)
+    return made.detach()

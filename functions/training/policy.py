@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from functions.hidden import enable_packing
-from functions.lm_head import backbone, plain_model
+from functions.lm_head import backbone, lm_head, plain_model
 from functions.modeling import load_base
+from functions.training.group import SOLO, Group
+from functions.training.shards import put, shard, slice_like, slice_of
 from functions.weights.lora import adapter_config, adapter_tensors, load_adapter
 from rlhfless.errors import UserError
 from rlhfless.messages import ModelRef, Optimization
@@ -27,18 +29,29 @@ _KINDS: dict[str, Kind] = {"full": "full", "top_layers": "partial", "lora": "lor
 class Policy:
     """A causal language model with its trainable part marked; ``seed`` starts the LoRA matrices."""
 
-    def __init__(self, ref: ModelRef, settings: Optimization, device: torch.device, seed: int):
+    def __init__(
+        self,
+        ref: ModelRef,
+        settings: Optimization,
+        device: torch.device,
+        seed: int,
+        group: Group = SOLO,
+    ):
+        place = loading_place(device, group)
         base = load_base(
-            ModelRef(path=ref.path, job=ref.job, version=0, dtype="float32"), device
+            ModelRef(path=ref.path, job=ref.job, version=0, dtype="float32"), place
         ).eval()
         config = base.config.get_text_config()
-        self.packs = enable_packing(base, config, device)
+        self.packs = enable_packing(base, config, place)
         self.model: Any = prepare(base, base.base_model, settings, seed)
         self.device = device
         self.kind = _KINDS[settings.trainable]
         self._dtype = torch.float32 if self.kind == "lora" else _DTYPES[ref.dtype]
         self.context: int | None = getattr(config, "max_position_embeddings", None)
         self.vocabulary: int = self.plain.get_input_embeddings().num_embeddings
+        if group.size > 1:
+            lm_head(self.model)  # is verified while the model is whole
+            shard(self.plain, blocks(self.backbone), group)
 
     @property
     def plain(self) -> Any:
@@ -57,7 +70,8 @@ class Policy:
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a version consists of, in the dtype it is published in."""
+        """What a version consists of, in the dtype it is published in; of a group, each worker's
+        slices (``functions.training.shards``)."""
         if self.kind == "lora":
             return adapter_tensors(self.model)
         return {name: p.detach().to(self._dtype) for name, p in self.trainable().items()}
@@ -72,7 +86,7 @@ class Policy:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over a version's tensors, or masters. Raises ``UserError`` if they do not fit."""
         if self.kind == "lora":
-            load_adapter(self.model, tensors)
+            load_adapter(self.model, tensors, put)
             return
         own = self.trainable()
         if own.keys() != tensors.keys():
@@ -83,7 +97,7 @@ class Policy:
                 hint="continue a run with the trainable part it was started with",
             )
         for name, parameter in own.items():
-            parameter.copy_(tensors[name])
+            put(parameter, tensors[name])
 
     @torch.no_grad()
     def correct(self, tensors: Mapping[str, Tensor]) -> None:
@@ -92,9 +106,15 @@ class Policy:
             self.load(tensors)
             return
         for name, parameter in self.trainable().items():
-            wanted = tensors[name].to(parameter.device)
-            same = parameter.to(self._dtype) == wanted
-            parameter.copy_(torch.where(same, parameter, wanted.float()))
+            own = slice_of(parameter)
+            wanted = slice_like(parameter, tensors[name]).to(own.device)
+            same = own.to(self._dtype) == wanted
+            own.copy_(torch.where(same, own, wanted.float()))
+
+
+def loading_place(device: torch.device, group: Group) -> torch.device:
+    """Where a model is loaded: of a group's, a block at a time then goes to its device."""
+    return device if group.size == 1 else torch.device("cpu")
 
 
 def prepare(model: Any, inner: Any, settings: Optimization, seed: int) -> Any:
@@ -134,22 +154,37 @@ def _checkpoint_activations(model: Any) -> None:
 
 def top_parts(inner: nn.Module, count: int) -> list[nn.Module]:
     """The last ``count`` blocks of a backbone, and the final norm behind them."""
+    found = _layers(inner)
+    if found is None:
+        raise UserError(
+            f"{type(inner).__name__} has no list of layers",
+            param="training.trainable",
+            hint="use trainable: full or lora",
+        )
+    layers, behind = found
+    if not 0 < count <= len(layers):
+        raise UserError(
+            f"the model has {len(layers)} layers, {count} cannot be trained",
+            param="training.top_layers",
+        )
+    norms = [module for module in behind if "norm" in type(module).__name__.lower()]
+    return [*list(layers)[-count:], *norms]
+
+
+def blocks(inner: nn.Module) -> list[nn.Module]:
+    """The layers of a backbone; none where it has no list of them."""
+    found = _layers(inner)
+    return [] if found is None else list(found[0])
+
+
+def _layers(inner: nn.Module) -> tuple[nn.ModuleList, list[nn.Module]] | None:
+    """The list of layers, and the modules that follow it."""
     for parent in inner.modules():
         children = list(parent.children())
         for index, child in enumerate(children):
             if isinstance(child, nn.ModuleList):
-                if not 0 < count <= len(child):
-                    raise UserError(
-                        f"the model has {len(child)} layers, {count} cannot be trained",
-                        param="training.top_layers",
-                    )
-                norms = [c for c in children[index + 1 :] if "norm" in type(c).__name__.lower()]
-                return [*list(child)[-count:], *norms]
-    raise UserError(
-        f"{type(inner).__name__} has no list of layers",
-        param="training.trainable",
-        hint="use trainable: full or lora",
-    )
+                return child, children[index + 1 :]
+    return None
 
 
 def _with_lora(model: Any, settings: Optimization, seed: int) -> Any:

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Generator
 
 import msgspec
-import torch
 
+from functions.training.crew import Crew
 from functions.training.learner import Learner, Terms
-from functions.training.update import Update
-from functions.weights.tensors import holds, pull, read_attachment
-from rlhfless.batches import read_batch
+from functions.weights.tensors import holds
 from rlhfless.errors import InternalError, TransientError
 from rlhfless.messages import TrainRequest
 from rlhfless.objects import ObjectStore
@@ -26,11 +24,12 @@ class Replay:
     """A learner on its way to a version. ``files`` names what it stands at, attempt and all."""
 
     def __init__(
-        self, store: ObjectStore, learner: Learner, version: int, files: frozenset[str]
+        self, crew: Crew, store: ObjectStore, learner: Learner, version: int, files: frozenset[str]
     ) -> None:
         self.learner = learner
         self.version = version
         self.files = files
+        self._crew = crew
         self._store = store
         self._replayed = 0
         self._diverged = 0
@@ -43,14 +42,14 @@ class Replay:
         manifest = read_manifest(self._store, job, self.version + 1)
         request = _request(manifest, job, self.version + 1)
         assert manifest is not None
-        update = Update(self.learner, request, read_batch(self._store, request.batch))
-        yield from update.run()
+        yield from self._crew.update(self.learner, self._store, request)
         self._replayed += 1
-        policy = self.learner.policy
-        if not holds(manifest, policy.tensors()):
+        with self._crew.tensors(self.learner) as tensors:
+            same = holds(manifest, tensors.version)
+        if not same:
             self._diverged += 1
             try:
-                policy.correct(pull(self._store, job, manifest.version)[1])
+                self._crew.correct(self.learner, self._store, job, manifest.version)
             except TransientError:
                 if manifest.version == target:
                     raise
@@ -68,20 +67,17 @@ class Replay:
         }
 
 
-def from_store(request: Terms, store: ObjectStore, device: torch.device) -> Replay:
+def from_store(request: Terms, store: ObjectStore, crew: Crew) -> Replay:
     """A learner at the newest checkpoint at or before the request's parent, or at version 0."""
     job, parent = request.model.job, request.model.version
     for version in reversed([v for v in versions(store, job) if v <= parent]):
         manifest = read_manifest(store, job, version)
         if manifest is not None and manifest.attachments:
-            learner = Learner(request, device, request.seed)
-            attachments = {
-                label: read_attachment(store, job, version, label) for label in manifest.attachments
-            }
-            learner.load(pull(store, job, version)[1], attachments)
-            return Replay(store, learner, version, frozenset(manifest.files))
+            learner = crew.build(request, request.seed)
+            crew.load(learner, store, job, version)
+            return Replay(crew, store, learner, version, frozenset(manifest.files))
     first = request if parent == 0 else _request(read_manifest(store, job, 1), job, 1)
-    return Replay(store, Learner(request, device, first.seed), 0, frozenset())
+    return Replay(crew, store, crew.build(request, first.seed), 0, frozenset())
 
 
 def _request(manifest: Manifest | None, job: str, version: int) -> TrainRequest:

@@ -15,15 +15,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
-import torch
 
 from functions.context import CallContext
-from functions.training import ahead
+from functions.training.crew import Crew
 from functions.training.learner import Terms
 from functions.training.restore import Replay, from_store
-from functions.training.update import Update
 from functions.weights.tensors import holds, publish
-from rlhfless.batches import decode_batch, read_batch
 from rlhfless.errors import TransientError, UserError
 from rlhfless.messages import (
     Frame,
@@ -52,13 +49,14 @@ class _Cached:
 class Trainer:
     """Serves ``TrainRequest`` and ``GradientsRequest``, one call at a time."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
         self._cached: _Cached | None = None
         self._lock = threading.Lock()
 
     def close(self) -> None:
         self._cached = None
+        self._crew.close()
 
     def train(self, request: TrainRequest, context: CallContext) -> Generator[Frame, None, None]:
         """Make version ``request.model.version + 1``; the last frame is ``TrainDone``.
@@ -89,28 +87,28 @@ class Trainer:
         started = time.perf_counter()
         state = yield from self._at_parent(request, context)
         restored_at = time.perf_counter()
-        batch = read_batch(store, request.batch)
-        metrics = yield from _paced(Update(state.learner, request, batch).run(), context)
+        metrics = yield from _paced(self._crew.update(state.learner, store, request), context)
         metrics = finite(metrics | state.metrics())
         trained_at = time.perf_counter()
 
         learner = state.learner
-        tensors = learner.policy.tensors()
-        manifest, ours = publish(
-            store,
-            job,
-            parent,
-            tensors,
-            kind=learner.policy.kind,
-            call_id=request.call.id,
-            lora=learner.policy.lora,
-            attachments=learner.checkpoint() if request.checkpoint else None,
-            metrics=metrics,
-            train_request=msgspec.to_builtins(request),
-            data_position=request.data_position,
-        )
-        if ours or holds(manifest, tensors):
-            made = Replay(store, learner, parent + 1, frozenset(manifest.files))
+        with self._crew.tensors(learner) as tensors:
+            manifest, ours = publish(
+                store,
+                job,
+                parent,
+                tensors.version,
+                kind=learner.policy.kind,
+                call_id=request.call.id,
+                lora=learner.policy.lora,
+                attachments=tensors.checkpoint() if request.checkpoint else None,
+                metrics=metrics,
+                train_request=msgspec.to_builtins(request),
+                data_position=request.data_position,
+            )
+            current = ours or holds(manifest, tensors.version)
+        if current:
+            made = Replay(self._crew, store, learner, parent + 1, frozenset(manifest.files))
             self._cached = _Cached(_key(request), made)
         if not ours:
             yield _repeated(manifest)
@@ -131,8 +129,7 @@ class Trainer:
             return
         state = yield from self._at_parent(request, context)
         self._cached = _Cached(_key(request), state)  # the weights stay, whatever happens here
-        work = ahead.begin(state.learner, request, decode_batch(request.batch))
-        yield from _paced(work, context)
+        yield from _paced(self._crew.begin(state.learner, request), context)
         done = state.learner.ahead
         yield GradientsDone(num_samples=0 if done is None else len(done.digests))
 
@@ -147,11 +144,13 @@ class Trainer:
             )
         replay = self._from_cache(request, context.store)
         if replay is None:
-            replay = from_store(request, context.store, self._device)
+            replay = from_store(request, context.store, self._crew)
         while replay.version < parent:
             yield from _paced(replay.forward(job, parent), context, stop_at_deadline=False)
             if context.stop_reason is not None:  # what was replayed serves the next attempt
-                rest = Replay(context.store, replay.learner, replay.version, replay.files)
+                rest = Replay(
+                    self._crew, context.store, replay.learner, replay.version, replay.files
+                )
                 self._cached = _Cached(_key(request), rest)
                 raise _stopped(context)
         return replay

@@ -42,6 +42,7 @@ class Update:
         self._algorithm, self._settings = request.algorithm, request.optimization
         self._objective = Objective(learner, request, batch)
         self._device = learner.policy.device
+        self._group = learner.group
         self._call = request.model.version
         self._value_losses: list[Tensor] = []
 
@@ -66,7 +67,10 @@ class Update:
         value_rate = learning_rate(settings, self._call, value_peak)
         for number, samples in enumerate(steps):
             weights = self._weights(samples)
-            with seeded(derive(self._request.seed, "step", number), settings, self._device):
+            seed = derive(self._request.seed, "step", number)
+            if self._group.rank:  # other samples, so other draws
+                seed = derive(seed, "worker", self._group.rank)
+            with seeded(seed, settings, self._device):
                 if not objective.critic_only:
                     yield from self._policy_step(
                         number, samples, weights, rate, begun if number == 0 else None
@@ -91,6 +95,8 @@ class Update:
             loss = begun.loss * scale
             left = np.setdiff1d(samples, begun.summed)
         own = not objective.old_known[left].all()
+        if own:
+            objective.forget_old(left)
         objective.old_known[samples] = True
         first_pass = number < self._settings.minibatches
 
@@ -101,6 +107,8 @@ class Update:
         loss, norm = yield from self._step(
             f"policy step {number}", learner.optimizer, left, loss_of, rate, loss
         )
+        if own:
+            objective.complete()
         objective.metrics.step(loss, norm)
 
     def _value_step(self, number: int, samples: Indices, weights: Tensor, rate: float) -> Work:
@@ -134,12 +142,14 @@ class Update:
         rate: float,
         total: Tensor,
     ) -> Generator[None, None, tuple[Tensor, Tensor]]:
-        """Add gradients and loss of ``samples`` to those that are there, and step."""
+        """Add gradients and loss of ``samples`` to those that are there, and step. ``total``: of
+        this worker; the loss that is returned is of all."""
         for part in self._objective.forward.passes(samples):
             loss = loss_of(part)
             loss.backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
             yield
+        total = self._group.sum(total)
         if not torch.isfinite(total):
             raise self._diverged(f"the loss of {name} is {total.item()}")
         try:
@@ -168,7 +178,7 @@ class Update:
     def _report(self, result: advantages.Advantages, rate: float, begun: Begun) -> dict[str, float]:
         objective = self._objective
         old = objective.old.cpu().numpy() if objective.old_known.all() else None
-        metrics = objective.metrics.report(rate)
+        metrics = objective.metrics.report(rate, self._group)
         metrics |= batch_metrics(self._batch, result.advantages, old)
         metrics["training/overlapped_share"] = begun.share
         metrics["training/overlapped_s"] = begun.seconds

@@ -7,7 +7,7 @@ target's weight is ``W0 + alpha / rank * B @ A`` (Hu et al. 2021, section 4.1).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -45,8 +45,12 @@ def adapter_config(peft_model: Any) -> LoraConfig:
     return LoraConfig(rank=config.r, alpha=config.lora_alpha, targets=sorted(config.target_modules))
 
 
-def load_adapter(peft_model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Put a version's adapter into a peft model, in place."""
+def load_adapter(
+    peft_model: Any,
+    tensors: Mapping[str, torch.Tensor],
+    put: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_,
+) -> None:
+    """Put a version's adapter into a peft model, in place; ``put`` writes one tensor."""
     with torch.no_grad():
         own = adapter_tensors(peft_model)
         if own.keys() != tensors.keys():
@@ -56,7 +60,7 @@ def load_adapter(peft_model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
                 param="training.lora.targets",
             )
         for name, tensor in tensors.items():
-            own[name].copy_(tensor)
+            put(own[name], tensor)
 
 
 def pairs(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from functions.context import CallContext
+from functions.training.crew import Alone
 from functions.training.trainer import Trainer
 from rlhfless.batches import Batch, encode_batch, write_batch
 from rlhfless.messages import (
@@ -171,4 +172,4 @@ class Job:
 def new_trainer() -> Trainer:
     """As a fresh instance has it."""
     torch.set_num_threads(1)
-    return Trainer(torch.device("cpu"))
+    return Trainer(Alone(torch.device("cpu")))

@@ -1,0 +1,277 @@
+"""The leader's crew: an order to all followers, its own part in it, and their reports.
+
+The leader alone decides: followers hold what they are told to hold and never look at what is
+committed. An order that fails on all of them alike (a batch that cannot be learned from, a loss
+that is not finite) is an error of the call, and the group goes on. One that fails on some leaves
+the others in the middle of a collective, so then, as when a worker ends, the group has broken: the
+call that is being served ends at once with the reason, and so does the instance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functions.execution import as_error
+from functions.ranks import JOIN_S, Ranks
+from functions.training.crew import Tensors
+from functions.training.group import COLLECTIVE_S, Group, new_store
+from functions.training.learner import Learner, Terms, pack
+from functions.training.links import (
+    Begin,
+    Build,
+    Correct,
+    Gather,
+    Links,
+    Load,
+    Meet,
+    Order,
+    Update,
+)
+from functions.training.shards import gather
+from functions.training.worker import Apart, Worker, labelled
+from functions.training.worker import Work as Steps
+from rlhfless.errors import InternalError, RlhflessError, TransientError, from_problem
+from rlhfless.messages import GradientsRequest, TrainRequest
+from rlhfless.objects import ObjectStore
+
+REPORT_S = 15.0
+"""After an error of its own the leader waits so long for the others' reports; one that does not
+come is from a worker that is still in a collective."""
+FAILED_S = 5.0
+"""So long after a follower's error the leader should have met it, too."""
+_log = logging.getLogger(__name__)
+
+
+class Leading:
+    """A ``Crew``. ``broke(error)`` is called, in any thread, when the group is of no use any more;
+    ``drain()`` when a follower's machine wants it to end in order."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        device: torch.device,
+        broke: Callable[[RlhflessError], None],
+        drain: Callable[[], None],
+        join_s: float = JOIN_S,
+        collective_s: float = COLLECTIVE_S,
+    ) -> None:
+        self._broke = broke
+        self._drain = drain
+        self._lock = threading.Lock()
+        self._broken: RlhflessError | None = None
+        self._ended = 0  # orders
+        self._size = ranks.size
+        self._gang = len(ranks.children) + 1 < ranks.size
+        self._links = Links(self)
+        self._links.gather(ranks, join_s)
+        store = new_store()
+        self._links.tell(Meet(store.port))
+        self._links.listen()
+        group = Group.meet(store, ranks.rank, ranks.size, device, collective_s)
+        self._worker = Worker(device, group)
+
+    # --- what a crew does -------------------------------------------------------------------------
+
+    def build(self, request: Terms, seed: int) -> Learner:
+        if isinstance(request, TrainRequest):
+            self._at_once(Build(seed, train=request))
+        else:
+            self._at_once(Build(seed, gradients=request))
+        assert self._worker.learner is not None
+        return self._worker.learner
+
+    def load(self, learner: Learner, store: ObjectStore, job: str, version: int) -> None:
+        self._check(learner)
+        self._at_once(Load(store.url, job, version))
+
+    def update(
+        self, learner: Learner, store: ObjectStore, request: TrainRequest
+    ) -> Generator[None, None, dict[str, float]]:
+        self._check(learner)
+        metrics: dict[str, float] = yield from self._carry_out(Update(store.url, request))
+        return metrics
+
+    def begin(self, learner: Learner, request: GradientsRequest) -> Generator[None, None, None]:
+        self._check(learner)
+        yield from self._carry_out(Begin(request))
+
+    def correct(self, learner: Learner, store: ObjectStore, job: str, version: int) -> None:
+        self._check(learner)
+        self._at_once(Correct(store.url, job, version))
+
+    @contextlib.contextmanager
+    def tensors(self, learner: Learner) -> Iterator[Tensors]:
+        """Each tensor is gathered when it is asked for, by all workers, and kept by none."""
+        self._check(learner)
+        with self._ordered(Gather()):
+            try:
+                yield _Gathered(self._worker.group, learner)
+            finally:
+                self._worker.group.told(-1)
+
+    def close(self) -> None:
+        """Raises what broke the group, if it broke and somebody else started some of it: whoever
+        did must know that this was no orderly end, and start all anew."""
+        self._links.close(self._broken is None, timeout_s=0.0 if self._broken else 5.0)
+        if self._broken is not None and self._gang:
+            raise self._broken
+
+    # --- orders -----------------------------------------------------------------------------------
+
+    def _check(self, learner: Learner) -> None:
+        if learner is not self._worker.learner:
+            raise InternalError("the workers of this group hold another learner")
+
+    def _at_once(self, order: Order) -> None:
+        for _ in self._carry_out(order):
+            raise AssertionError(f"{type(order).__name__} is done at once")
+
+    def _carry_out(self, order: Order) -> Generator[None, None, Any]:
+        with self._ordered(order) as work:
+            return None if work is None else (yield from self._lead(work))
+
+    def _lead(self, work: Steps) -> Generator[None, None, Any]:
+        group = self._worker.group
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                return end.value
+            try:
+                yield
+            except GeneratorExit:
+                group.told(0)
+                work.close()
+                raise
+            group.told(1)
+
+    @contextlib.contextmanager
+    def _ordered(self, order: Order) -> Iterator[Steps | None]:
+        """Within it, all workers are at ``order``. Raises what an error of one comes to."""
+        if self._broken is not None:
+            raise self._broken
+        self._links.tell(order)
+        try:
+            yield self._worker.prepare(order)
+        except GeneratorExit:
+            self._settle(None)
+            raise
+        except BaseException as error:
+            if (worse := self._settle(error)) is not None and worse is not error:
+                raise worse from error
+            raise
+        if (failure := self._settle(None)) is not None:
+            raise failure
+
+    def _settle(self, error: BaseException | None) -> BaseException | None:
+        """Wait for the reports on an order that has ended here, with ``error`` or well; what it
+        comes to: that error, or what caused it elsewhere."""
+        reports = self._links.reports(COLLECTIVE_S if error is None else REPORT_S)
+        with self._lock:
+            self._ended += 1
+        theirs = _first({rank: r.problem for rank, r in reports.items() if r.problem is not None})
+        ours = None if error is None or isinstance(error, Apart) else as_error(error)
+        if (
+            ours is not None
+            and ours.category == "internal"
+            and not isinstance(error, RlhflessError)
+        ):
+            ours = None  # most likely a collective that others did not come to
+        silent = sorted(set(range(1, self._size)) - reports.keys())
+        if silent or (error is None and theirs is not None):
+            told = f"the group of workers broke: worker {silent[0] if silent else 0} is out of step"
+            self._break(ours or theirs or TransientError(told))
+        return (ours and error) or self._broken or theirs or error
+
+    # --- news of followers ------------------------------------------------------------------------
+
+    def lost(self, rank: int, why: str) -> None:
+        self._break(TransientError(f"worker {rank} of {self._size} ended: {why}"))
+
+    def failed(self, rank: int, problem: dict[str, Any]) -> None:
+        with self._lock:
+            order = self._ended
+
+        def check() -> None:
+            with self._lock:
+                over = self._ended > order
+            if not over:
+                self._break(_named(rank, problem))
+
+        timer = threading.Timer(FAILED_S, check)
+        timer.daemon = True
+        timer.start()
+
+    def going(self, rank: int) -> None:
+        _log.info("worker %d is told to go, so all are", rank)
+        self._drain()
+
+    def _break(self, error: RlhflessError) -> None:
+        with self._lock:
+            if self._broken is not None:
+                return
+            self._broken = error
+        _log.error("%s", error.detail)
+        self._links.interrupt()
+        self._broke(error)
+
+
+def _first(problems: Mapping[int, dict[str, Any]]) -> RlhflessError | None:
+    return _named(min(problems), problems[min(problems)]) if problems else None
+
+
+def _named(rank: int, problem: dict[str, Any]) -> RlhflessError:
+    """A follower's error, as the call raises it."""
+    error = from_problem(problem)
+    error.detail = f"worker {rank}: {error.detail}"
+    return error
+
+
+class _Gathered:
+    """``Tensors`` of a learner whose slices lie with several workers."""
+
+    def __init__(self, group: Group, learner: Learner) -> None:
+        self._group = group
+        self._numbers: dict[str, dict[str, int]] = {}
+        self._tensors: list[Tensor] = []
+        for label, tensors in labelled(learner).items():
+            first = len(self._tensors)
+            self._numbers[label] = {name: first + i for i, name in enumerate(tensors)}
+            self._tensors += tensors.values()
+
+    @property
+    def version(self) -> Mapping[str, Tensor]:
+        return _OneByOne(self._numbers[""], self._whole)
+
+    def checkpoint(self) -> dict[str, bytes]:
+        return {
+            label: pack({name: self._whole(number).cpu() for name, number in numbers.items()})
+            for label, numbers in self._numbers.items()
+            if label
+        }
+
+    def _whole(self, number: int) -> Tensor:
+        self._group.told(number)
+        return gather(self._tensors[number]).detach()
+
+
+class _OneByOne(Mapping[str, Tensor]):
+    def __init__(self, numbers: Mapping[str, int], whole: Callable[[int], Tensor]) -> None:
+        self._numbers = numbers
+        self._whole = whole
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._whole(self._numbers[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
