@@ -33,6 +33,11 @@ made from, cost in proportion to them. Of four times as many half as often."""
 MOST_S = 5.0
 """Seconds between looks at most: a prediction may be wrong."""
 
+FRAMES_PER_S = 1000
+"""Of tokens, from all actors together: a frame costs a controller about 0.15 ms, however few tokens
+it brings (``docs/scale.md``). Where actors are many each tells its tokens more rarely, and has more
+of them to lose: a thousand actors a second's."""
+
 
 async def generate(
     job: Job,
@@ -48,7 +53,8 @@ async def generate(
     look_s = _look_s(plan, len(collector.samples))
     rebalancer = Rebalancer(job, plan, [plan.forecasts[prompt.key] for prompt in prompts], look_s)
     prefills: list[PrefillDone] = []
-    task = replace(task, progress_s=look_s)
+    flush_s = min(look_s, len(plan.assignment) / FRAMES_PER_S)
+    task = replace(task, progress_s=look_s, flush_s=flush_s)
     if plan.prefixes is not None:
         cuts = zip(prompts, plan.prefixes.cuts, strict=True)
         task = replace(

@@ -67,7 +67,7 @@ def model_ref(job: Surroundings, version: int) -> ModelRef:
 class RolloutTask:
     """What to generate, with which version; ``name`` tells calls of one step apart. ``cuts``:
     where a prompt's stored segments end; prompts that are missing have none. ``progress_s``:
-    between an engine's reports of its load."""
+    between an engine's reports of its load; ``flush_s``: between frames of tokens, at least."""
 
     step: int
     version: int
@@ -77,6 +77,7 @@ class RolloutTask:
     load: bool = True
     publish: bool = False
     progress_s: float = LOOK_S
+    flush_s: float = 0.0
 
     def cuts_of(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         return [self.cuts.get(tuple(prompt), []) for prompt in prompts]
@@ -109,6 +110,7 @@ def rollout_request(
             else None
         ),
         progress_s=task.progress_s,
+        flush_s=task.flush_s,
     )
 
 

@@ -16,6 +16,7 @@ import msgspec
 from controller import learning, planning
 from controller.collector import Collector, FinishedSample
 from controller.dataset import Position
+from controller.gathering import Gathered
 from controller.generate import generate
 from controller.job import Event, Job, StepSamples
 from controller.journal import StepRecord
@@ -29,6 +30,10 @@ from controller.standby import Standby
 from controller.step_batch import sync_step_batch, write_step_batch
 from controller.step_metrics import StepFacts, StepTimes, step_metrics
 from rlhfless.messages import TrainDone
+
+KEEP_S = 3e-6
+"""Between two writes of finished samples, for each sample of the step: 1.5 ms of 512 samples, which
+nobody notices, 50 ms of 16,384, whose writes are ten times fewer by it."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +96,10 @@ async def run_step(
     last = step + 1 == total_steps
     standby = Standby(job, rollout_plan, after=not last or job.spec.evaluation is not None)
 
+    keep = Gathered(partial(job.journal.add_samples, step), every_s=KEEP_S * len(plan.samples))
+
     async def on_finished(samples: list[FinishedSample]) -> None:
-        await job.journal.add_samples(step, samples)
+        await keep.add(samples)
         await scoring.add(samples)
 
     async with asyncio.TaskGroup() as group:

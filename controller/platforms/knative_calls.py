@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import httpx
 import msgspec
 
+from controller.platforms.http_pools import HttpPools
 from rlhfless.errors import (
     CapacityError,
     InternalError,
@@ -57,9 +58,8 @@ class Terms:
 def new_client() -> httpx.AsyncClient:
     """Without a limit on connections: how many calls there are is the pools' business. Proxies of
     the environment are for the world outside of the cluster."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     timeout = httpx.Timeout(None, connect=_CONNECT_S)
-    return httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
+    return httpx.AsyncClient(transport=HttpPools(), timeout=timeout, trust_env=False)
 
 
 async def call(

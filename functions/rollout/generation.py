@@ -24,7 +24,7 @@ from functions.rollout.samples import Samples
 from rlhfless.messages import Progress, Released, RolloutDone, RolloutRequest, SteerRequest
 
 FLUSH_S = 0.05
-"""Tokens wait no longer than this: what a killed instance loses."""
+"""Tokens wait no longer than this, unless the call allows more: what a killed instance loses."""
 
 
 class Generation:
@@ -61,7 +61,8 @@ class Generation:
         """All but the terminal one. Raises ``UserError`` for a change that cannot be carried out,
         after everything drawn is yielded."""
         context, clock = self._context, time.perf_counter
-        next_flush = clock() + FLUSH_S
+        flush_s = max(FLUSH_S, self._request.flush_s)
+        next_flush = clock() + flush_s
         next_progress = clock() + self._request.progress_s
         yield from self._enter(0)
         while context.stop_reason is None:
@@ -77,7 +78,7 @@ class Generation:
             now = clock()
             if now >= next_flush:
                 yield from self._unsent()
-                next_flush = clock() + FLUSH_S
+                next_flush = clock() + flush_s
             if now >= next_progress:
                 yield self._progress()
                 next_progress = clock() + self._request.progress_s

@@ -55,7 +55,8 @@ class RolloutRequest(Struct, frozen=True, kw_only=True):
 
     Prompts are prefilled once for each entry of ``prompts``, however many samples name it.
     ``prefix`` None: keys and values stay in the call. ``progress_s``: seconds between ``Progress``
-    frames.
+    frames; ``flush_s``: at least so many between frames of tokens, beside those of the end: what a
+    killed instance may lose, for fewer frames (0: the engine decides).
     """
 
     call: CallInfo
@@ -66,6 +67,7 @@ class RolloutRequest(Struct, frozen=True, kw_only=True):
     max_batch: int = 0
     prefix: PrefixUse | None = None
     progress_s: float = 1.0
+    flush_s: float = 0.0
 
 
 class SteerRequest(Struct, frozen=True, kw_only=True):

@@ -49,6 +49,7 @@ class SimulatedPlatform:
     a function fits nowhere. Use it inside a loop of ``simulator.clock``; ``close`` it at the end.
 
     ``holdings``: by instance, what it held when. ``preemptions``: nodes taken away so far.
+    ``tells``: as ``simulator.platform.rollout.Engine`` has it.
     """
 
     def __init__(
@@ -60,7 +61,10 @@ class SimulatedPlatform:
         objects: ObjectStore,
         ledger: Ledger,
         seed: int = 0,
+        *,
+        tells: bool = False,
     ) -> None:
+        self._tells = tells
         self._costs = costs
         self._ledger = ledger
         self._slots = {d.function: Slots(d) for d in deployments}
@@ -165,7 +169,7 @@ class SimulatedPlatform:
     ) -> AsyncGenerator[AnyFrame]:
         assert instance.pool is not None
         cost, limits = self._costs.engine(instance.pool), self._costs.limits(instance.pool)
-        engine = Engine(cost, limits, self._responses, self._prefixes)
+        engine = Engine(cost, limits, self._responses, self._prefixes, self._tells)
         call = RolloutCall(request, instance, engine, self._variation.of_call(request.call.id))
         name = (request.call.job, request.call.id)
         self._running[name] = call

@@ -4,12 +4,15 @@ The batch (``simulator.platform.batch``) says what happens when; this tells it t
 an engine would: tokens of every row at each progress report, a row's last tokens and its end as
 they come, what was given up, and the counters at the end. Ends that come within ``FLUSH_S`` are
 told together, as the rollout function's engine does, and those within ``FLUSH`` of the call's
-expected time, so that a call of thousands of rows makes hundreds of frames.
+expected time, so that a call of thousands of rows makes hundreds of frames. An engine also tells
+the tokens of running rows whenever it flushes; here that is left out unless ``Engine.tells`` asks
+for it, since nobody decides anything by it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -41,12 +44,14 @@ FLUSH_S = 0.05
 
 @dataclass(frozen=True)
 class Engine:
-    """What calls on an instance are made of."""
+    """What calls on an instance are made of. ``tells``: every token within the time in which a
+    function tells it, for those who count frames."""
 
     cost: EngineCost
     limits: Limits
     responses: Responses
     prefixes: PrefixStore
+    tells: bool = False
 
 
 @dataclass
@@ -138,9 +143,11 @@ class RolloutCall:
         loop = asyncio.get_running_loop()
         batch, instance = self._batch, self.instance
         progress_s = loop.time() + self.request.progress_s
-        flush_s = max(FLUSH_S, FLUSH * self._expected_s())
+        told_s = max(FLUSH_S, self.request.flush_s)
+        tell_s = loop.time() + told_s if self.engine.tells else math.inf
+        flush_s = told_s if self.engine.tells else max(told_s, FLUSH * self._expected_s())
         while batch.busy or batch.ended or self._changes:
-            limit_s = min(progress_s, ends_s)
+            limit_s = min(progress_s, ends_s, tell_s)
             flush_at_s = loop.time() + flush_s
             while batch.at_s < limit_s and batch.stretch(limit_s):
                 if batch.ended and batch.at_s >= flush_at_s:
@@ -162,6 +169,10 @@ class RolloutCall:
                 if instance.draining:
                     yield Drain(reason="SIGTERM")
                 return
+            if now_s >= tell_s:
+                tell_s = now_s + told_s
+                if batch.live_rows:
+                    yield self._tokens(batch.live_rows)
             if now_s >= progress_s:
                 progress_s = now_s + self.request.progress_s
                 if batch.live_rows:

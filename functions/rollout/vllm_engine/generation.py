@@ -134,7 +134,8 @@ class Generation:
     def _generating(self) -> Iterator[RolloutFrame]:
         """Until nothing is left, or the call is to end."""
         context, clock = self._context, time.perf_counter
-        next_flush = clock() + FLUSH_S
+        flush_s = max(FLUSH_S, self._request.flush_s)
+        next_flush = clock() + flush_s
         next_progress = clock() + self._request.progress_s
         while context.stop_reason is None and self._error is None:
             yield from self._change(context.take())
@@ -150,7 +151,7 @@ class Generation:
             now = clock()
             if now >= next_flush:
                 yield from self._unsent()
-                next_flush = clock() + FLUSH_S
+                next_flush = clock() + flush_s
             if now >= next_progress:
                 yield self._progress()
                 next_progress = clock() + self._request.progress_s

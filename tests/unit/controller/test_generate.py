@@ -13,7 +13,7 @@ from controller.collector import Collector, FinishedSample
 from controller.dataset import Position
 from controller.generate import generate
 from controller.learning import PolicyState
-from controller.requests import RolloutTask
+from controller.requests import LOOK_S, RolloutTask
 from controller.rollout_stats import RolloutStats
 from prefix_cache.plan import PrefillCall, PrefixPlan
 from rlhfless.errors import CapacityError
@@ -38,6 +38,36 @@ def two_calls(num_prompts: int) -> PrefixPlan:
         reason="",
         alternatives=(),
     )
+
+
+@pytest.mark.parametrize(("frames_per_s", "flush_s"), [(1e6, 3e-6), (15, 0.2), (1e-6, LOOK_S)])
+def test_the_more_actors_the_rarer_each_tells_its_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frames_per_s: float, flush_s: float
+) -> None:
+    """Three actors; no more rarely than they are looked at."""
+    monkeypatch.setattr("controller.generate.FRAMES_PER_S", frames_per_s)
+
+    async def asked(w: World) -> list[float]:
+        job = w.job()
+        found: list[float] = []
+        stream = job.dispatcher.stream
+
+        def noted(request: Any) -> Any:
+            found.append(request.flush_s)
+            return stream(request)
+
+        async def on_finished(_: list[FinishedSample]) -> None:
+            pass
+
+        monkeypatch.setattr(job.dispatcher, "stream", noted)
+        step = planning.plan_step(job, 0, Position())
+        plan = planning.plan_rollout(job.spec, step.samples, step.prompts, PolicyState(), 0)
+        assert len(plan.assignment) == 3
+        collector = Collector(step.samples)
+        await generate(job, RolloutTask(0, 0), collector, plan, step.prompts, on_finished)
+        return found
+
+    assert run(asked(world(tmp_path))) == [pytest.approx(flush_s)] * 3
 
 
 def test_prompts_that_cannot_be_prefilled_ahead_cost_time_only(

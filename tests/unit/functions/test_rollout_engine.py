@@ -15,7 +15,7 @@ from functions.rollout import app
 from functions.rollout.transformers_engine import TransformersEngine
 from functions.weights.tensors import publish
 from rlhfless.errors import UserError
-from rlhfless.messages import RolloutRequest, SampleTask
+from rlhfless.messages import RolloutRequest, SampleTask, Tokens
 from rlhfless.objects import ObjectStore
 from rlhfless.seeds import derive
 from tests.support.rollout import (
@@ -250,6 +250,24 @@ def test_tokens_are_streamed_while_generating(
     assert outcome.progress[0].waiting == 2
     assert outcome.progress[0].kv_tokens > 0
     assert outcome.progress[-1].running == 0
+
+
+def test_a_call_may_ask_for_fewer_frames(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from functions.rollout import generation
+
+    monkeypatch.setattr(generation, "FLUSH_S", 0.0)
+    engine = TransformersEngine(torch.device("cpu"))
+    request = make_request(tiny_model_dir, PROMPTS, make_tasks(3, 2, 10))
+    engine.ensure(request.model, make_context().store)
+    counts = []
+    for flush_s in (0.0, 1e9):
+        asked = msgspec.structs.replace(request, flush_s=flush_s)
+        frames = [f for f in engine.run(asked, make_context()) if isinstance(f, Tokens)]
+        counts.append(len(frames))
+        assert sum(sum(frame.counts) for frame in frames) == 6 * 10
+    assert counts == [10, 1]
 
 
 def test_versions_in_sequence(tiny_model_dir: Path, model: Any, tmp_path: Path) -> None:
