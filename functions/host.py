@@ -89,9 +89,9 @@ def run(config: HostConfig) -> NoReturn:
             stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
         logging.getLogger("functions").setLevel(logging.INFO)  # what user code prints, too
-        _set_threads(config.threads)
+        set_threads(config.threads)
         _stand_back(config.niceness)
-        function = _load(config)
+        function = load(config)
         asyncio.run(_serve(config, function))
         code = 0
     except RlhflessError as error:
@@ -123,7 +123,7 @@ def _name_process(name: str) -> None:
         file.write(name)
 
 
-def _set_threads(threads: int) -> None:
+def set_threads(threads: int) -> None:
     """Bound the threads of numerics here and in child processes."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(threads)
@@ -132,7 +132,7 @@ def _set_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _load(config: HostConfig) -> Function:
+def load(config: HostConfig) -> Function:
     path = config.app or f"functions.{config.function}.app:create"
     module, _, name = path.partition(":")
     create = getattr(importlib.import_module(module), name, None)
@@ -151,7 +151,7 @@ def _load(config: HostConfig) -> Function:
     return function
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn without its signal handling: SIGTERM means drain here."""
 
     @contextlib.contextmanager
@@ -162,7 +162,7 @@ class _Server(uvicorn.Server):
 async def _serve(config: HostConfig, function: Function) -> None:
     app = create_app(config.function, function, config.token, concurrency=config.concurrency)
     shell: Shell = app.state.shell
-    server = _Server(
+    server = Server(
         uvicorn.Config(
             app,
             log_config=None,
@@ -178,7 +178,7 @@ async def _serve(config: HostConfig, function: Function) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, terminate.set)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller, which stops us
-    with _listen(config) as listener:
+    with listen(config) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         stopping = asyncio.create_task(terminate.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -201,7 +201,7 @@ async def _flush(server: uvicorn.Server) -> None:
                 await asyncio.sleep(0.005)
 
 
-def _listen(config: HostConfig) -> socket.socket:
+def listen(config: HostConfig) -> socket.socket:
     """A bound socket; uvicorn listens on it. Raises ``UserError`` if the address is taken."""
     try:
         if config.socket:

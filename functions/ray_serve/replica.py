@@ -1,0 +1,137 @@
+"""A function as a Ray Serve deployment: the same ASGI app that ``functions.host`` serves.
+
+Calls come through Serve. What must reach this very replica (a change to a running call, the notice
+that it shall hand its work back) comes to a port of its own on its node's address, which each
+answer names in a header beside the replica's id: ``<id>@<address>:<port>``. The same token guards
+both ways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import os
+import sys
+import tempfile
+from typing import Any
+
+import msgspec
+import ray
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from ray import serve
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from functions.host import INSTANCE_HEADER, HostConfig, Server, listen, load, set_threads
+from functions.shell import Shell, create_app
+from rlhfless.ray_apps import RayFunction
+
+DRAIN_ROUTE = "/v1/drain"
+_log = logging.getLogger("functions.ray_serve")
+
+
+class _Here:
+    """The app of this process. Serve copies what it is given to serve into each replica, where the
+    app is made only when the function has been loaded."""
+
+    app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":  # of what is mounted here nothing waits for it
+            return
+        assert _Here.app is not None, "a replica serves after its constructor"
+        await _Here.app(scope, receive, send)
+
+
+class FunctionReplica:
+    """``told``: JSON of a ``RayFunction``."""
+
+    async def __init__(self, told: bytes) -> None:
+        function = msgspec.json.decode(told, type=RayFunction)
+        self.id = serve.get_replica_context().replica_id.unique_id
+        if function.log_folder:
+            _write_to(os.path.join(function.log_folder, f"{function.function}-{self.id}.log"))
+        logging.getLogger("functions").setLevel(logging.INFO)
+        config = HostConfig(
+            function=function.function,
+            token=function.token,
+            app=function.app,
+            threads=function.threads,
+            accelerator=function.accelerator,
+            workdir=tempfile.mkdtemp(prefix="rlhfless-"),
+            engine=msgspec.json.encode(function.engine).decode(),
+            concurrency=function.concurrency,
+        )
+        set_threads(config.threads)
+        loaded = await asyncio.to_thread(load, config)
+        app = create_app(config.function, loaded, config.token, concurrency=config.concurrency)
+        self.shell: Shell = app.state.shell
+        _add_drain(app, self.shell)
+        address = await self._listen(app)
+        _Here.app = _naming(app, f"{self.id}@{address}")
+
+    async def _listen(self, app: FastAPI) -> str:
+        """Serve the app at this node's address, too; where."""
+        ip = ray.util.get_node_ip_address()
+        listener = listen(HostConfig(function="rollout", token="-", host=ip, port=0))
+        settings = uvicorn.Config(
+            app, log_config=None, log_level="warning", access_log=False, lifespan="off", ws="none"
+        )
+        self._direct = asyncio.create_task(Server(settings).serve(sockets=[listener]))
+        host = f"[{ip}]" if ":" in ip else ip
+        return f"{host}:{listener.getsockname()[1]}"
+
+    def reconfigure(self, _: dict[str, Any]) -> None:
+        """Who holds the application is in its user config; it changes nothing here."""
+
+    async def check_health(self) -> None:
+        if self._direct.done():
+            raise RuntimeError("the replica's own port is closed")
+
+
+DEPLOYMENT = serve.deployment(serve.ingress(_Here())(FunctionReplica))
+
+
+def _write_to(path: str) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger("functions").addHandler(handler)
+
+
+def _add_drain(app: FastAPI, shell: Shell) -> None:
+    """``POST /v1/drain``: admit nothing more, and have running rollouts hand back what they have."""
+    expected = f"Bearer {shell.token}".encode()
+
+    async def drain(request: Request) -> Response:
+        given = request.headers.get("authorization", "").encode("latin-1")
+        if not hmac.compare_digest(given, expected):
+            return Response(status_code=401)
+        if not shell.draining:
+            with contextlib.suppress(asyncio.CancelledError):
+                await shell.drain(0, "preemption")
+        return Response(status_code=202)
+
+    app.add_api_route(DRAIN_ROUTE, drain, methods=["POST"])
+
+
+def _naming(app: ASGIApp, name: str) -> ASGIApp:
+    """The app, with the replica's name in the header of each answer."""
+    header = (INSTANCE_HEADER.encode(), name.encode())
+
+    async def named(scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", []), header]}
+            await send(message)
+
+        await app(scope, receive, sending)
+
+    return named
