@@ -169,7 +169,7 @@ async def collect(
     ``live`` tells the jobs that run, or are about to. It is asked after the applications have been
     listed: a job that begins in between is among them.
     """
-    found: list[RayAppState] = (await cluster.state()).apps
+    found: list[RayAppState] = [app for app in (await cluster.state()).apps if app.holder]
     if not found:
         return []
     running = await live()

@@ -205,7 +205,8 @@ class RayServePlatform:
         self._left = set()
         for function, pool in self._pools.items():
             pool.told = told.get(self._name(function), RayAppState(name=""))
-            if pool.told.holder == self.holder:
+            going = not pool.told.holder  # Serve forgets it first when an application goes
+            if pool.told.name and (going or pool.told.holder == self.holder):
                 self._left.add(function)
             replicas[function] = pool.told.replicas
         self._replicas.update(replicas)

@@ -94,7 +94,7 @@ def delete(name: str, holder: str, *, force: bool) -> bool:
     """Have it go; returns before it is gone. False: somebody else has taken it over. ``force``: its
     replicas end at once, whatever they serve."""
     found = _details()["applications"].get(name)
-    if found is None:
+    if found is None or _word(found["status"]) == "DELETING":
         return True
     if _user_config(found).get("holder", "") != holder:
         return False

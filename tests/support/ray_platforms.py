@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from controller.platforms.base import Deployment
 from controller.platforms.ray_cluster import RayCluster
 from controller.platforms.ray_local import local_ray
 from controller.platforms.ray_serve import RayServePlatform
-from controller.platforms.ray_settings import RaySettings, settings_of_run
+from controller.platforms.ray_settings import RayResources, RaySettings, settings_of_run
 from rlhfless.messages import FUNCTION_NAMES
 
 NUM_CPUS = 12
@@ -66,13 +66,35 @@ def running(folder: Path, num_cpus: int = NUM_CPUS) -> Generator[SharedRay, None
         loop.close()
 
 
-def settings(deployments: tuple[Deployment, ...], **functions: object) -> RaySettings:
-    return settings_of_run(deployments, address="", serve="", release="run")
+_shared: list[SharedRay] = []
+
+
+def shared() -> SharedRay:
+    """The one that the fixture ``shared_ray`` has started."""
+    return _shared[0]
+
+
+@contextlib.contextmanager
+def sharing(folder: Path) -> Generator[SharedRay, None, None]:
+    with running(folder) as started:
+        _shared.append(started)
+        try:
+            yield started
+        finally:
+            _shared.clear()
+
+
+def settings(deployments: Sequence[Deployment], cpus: float = 1.0) -> RaySettings:
+    told = settings_of_run(deployments, address="", serve="", release="run")
+    functions = {
+        name: replicas.model_copy(update={"resources": RayResources(cpus=cpus)})
+        for name, replicas in told.functions.items()
+    }
+    return told.model_copy(update={"functions": functions})
 
 
 @contextlib.asynccontextmanager
 async def platform_on(
-    shared: SharedRay,
     *deployments: Deployment,
     app: str | None = "create",
     job: str = "job-1",
@@ -80,10 +102,11 @@ async def platform_on(
     told: RaySettings | None = None,
     log_folder: str = "",
 ) -> AsyncGenerator[RayServePlatform, None]:
+    """On the shared one. ``app`` of ``tests.apps.probe``; None: the functions' own."""
     given = deployments or (Deployment("rollout"),)
     apps = dict.fromkeys(FUNCTION_NAMES, f"tests.apps.probe:{app}") if app else {}
     async with (
-        shared.cluster() as cluster,
+        shared().cluster() as cluster,
         RayServePlatform(
             given,
             job=job,
