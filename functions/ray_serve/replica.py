@@ -15,20 +15,24 @@ import logging
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
 import ray
+import ray._private.worker
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from ray import serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from functions.host import INSTANCE_HEADER, HostConfig, Server, listen, load, set_threads
+from functions.host import DRAIN_GRACE_S, INSTANCE_HEADER, HostConfig, Server, listen, load, set_threads
 from functions.shell import Shell, create_app
 from rlhfless.ray_apps import RayFunction
 
 DRAIN_ROUTE = "/v1/drain"
+_FLUSH_S = 0.5
+"""In which the last frames of a replica that leaves get through Serve's proxy."""
 _log = logging.getLogger("functions.ray_serve")
 
 
@@ -71,6 +75,14 @@ class FunctionReplica:
         _add_drain(app, self.shell)
         address = await self._listen(app)
         _Here.app = _naming(app, f"{self.id}@{address}")
+        _on_sigterm(asyncio.get_running_loop(), self._leave)
+
+    async def _leave(self) -> None:
+        """What SIGTERM asks for: hand back what is being worked on, and end. Serve starts another
+        replica where there is demand."""
+        await self.shell.drain(DRAIN_GRACE_S)
+        await asyncio.sleep(_FLUSH_S)
+        os._exit(0)
 
     async def _listen(self, app: FastAPI) -> str:
         """Serve the app at this node's address, too; where."""
@@ -92,6 +104,30 @@ class FunctionReplica:
 
 
 DEPLOYMENT = serve.deployment(serve.ingress(_Here())(FunctionReplica))
+
+
+def _on_sigterm(
+    loop: asyncio.AbstractEventLoop, leave: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    """Ray's workers wait at SIGTERM until their tasks have ended, which a rollout does in minutes.
+
+    Only the main thread may set a signal's handler, and actors never run there; so this takes the
+    place of what Ray's own handler calls. A Ray that has no such thing keeps its ways.
+    """
+    name = "raise_sys_exit_with_custom_error_message"
+    if not hasattr(ray._private.worker, name):
+        _log.warning("this Ray does not tell its workers of SIGTERM")
+        return
+    leaving: list[asyncio.Task[None]] = []
+
+    def begin() -> None:
+        if not leaving:
+            leaving.append(loop.create_task(leave()))
+
+    def told(*_: Any, **__: Any) -> None:
+        loop.call_soon_threadsafe(begin)
+
+    setattr(ray._private.worker, name, told)
 
 
 def _write_to(path: str) -> None:
