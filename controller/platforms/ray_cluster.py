@@ -26,7 +26,7 @@ from rlhfless.errors import (
     UserError,
     from_problem,
 )
-from rlhfless.ray_apps import RayApp, RayAppState, RayState, agent_route
+from rlhfless.ray_apps import RayApp, RayAppState, RayState, agent_name, agent_route
 
 POLL_S = 0.25
 _SLOW_POLL_S = 5.0
@@ -92,6 +92,13 @@ class RayCluster:
         """Have it go; it is gone when the state no longer has it. False: another holds it."""
         params = httpx.QueryParams({"holder": holder} | ({"force": ""} if force else {}))
         return _settled(await self._ask("DELETE", f"/apps/{name}?{params}"))
+
+    async def remove_agent(self) -> None:
+        """The last thing asked of it; what cannot be removed is found by its name again."""
+        try:
+            await self.delete(agent_name(self.release), "")
+        except RlhflessError as error:
+            _log.warning("the agent is left on Ray: %s", error.detail)
 
     async def state(self) -> RayState:
         answer = await self._ask("GET", "/apps")
