@@ -66,8 +66,7 @@ async def _on_ray(
     settings = settings_of_run(
         wanted, address=place.ray_address, serve=place.ray_serve_url, release=release
     )
-    logs = folder.file("logs")
-    os.makedirs(logs, exist_ok=True)
+    logs = _logs(folder)
     async with contextlib.AsyncExitStack() as stack:
         if place.ray_address or place.ray_serve_url:
             url = serve_url(settings.ray)
@@ -85,6 +84,12 @@ async def _on_ray(
             ledger=ledger,
             cluster=cluster,
             settings=settings,
-            log_folder=os.path.abspath(logs) if logs else "",
+            log_folder=logs,
         )
         yield await stack.enter_async_context(platform)
+
+
+def _logs(folder: RunFolder) -> str:
+    logs = os.path.abspath(folder.file("logs"))
+    os.makedirs(logs, exist_ok=True)
+    return logs

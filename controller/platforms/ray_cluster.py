@@ -204,4 +204,6 @@ def _refusal(answer: httpx.Response) -> RlhflessError:
     detail = f"the agent in the Ray cluster answered {answer.status_code}: {answer.text[:200]}"
     if answer.status_code == 401:
         return UserError("the agent in the Ray cluster asks for another token")
-    return TransientError(detail) if answer.status_code in (404, 500, 503) else CapacityError(detail)
+    return (
+        TransientError(detail) if answer.status_code in (404, 500, 503) else CapacityError(detail)
+    )

@@ -59,7 +59,7 @@ async def local_ray(
         undo.callback(home.close)
         folder = home.file("ray")
         if len(folder) > _LONGEST_FOLDER:
-            folder = tempfile.mkdtemp(prefix="rlhfless-ray-", dir="/tmp")  # noqa: S108  (private)
+            folder = tempfile.mkdtemp(prefix="rlhfless-ray-", dir="/tmp")
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
         process = await _spawn(home, folder, token, num_cpus, log)
         try:
@@ -74,21 +74,14 @@ async def local_ray(
 async def _spawn(
     home: Home, folder: str, token: str, num_cpus: int, log: str
 ) -> asyncio.subprocess.Process:
-    root = os.path.dirname(os.path.dirname(os.path.abspath(controller.__file__)))
-    paths = [os.getcwd(), root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path for path in paths if path)),
-        RELEASE_VARIABLE: RELEASE,
-        TOKEN_DIGEST_VARIABLE: token_digest(token),
-    }
-    environment.pop("RAY_ADDRESS", None)  # that is another Ray
     arguments = {
         "--num-cpus": str(num_cpus),
         "--home": home.path,
         "--lifeline-fd": str(home.lifeline_fd),
         "--temp-dir": folder,
     }
-    with open(log, "ab") as file:
+    file = await asyncio.to_thread(open, log, "ab")
+    with file:
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -97,9 +90,27 @@ async def _spawn(
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=file,
-            env=environment,
+            env=_environment(token),
             pass_fds=[home.lifeline_fd],
         )
+
+
+def _environment(token: str) -> dict[str, str]:
+    """Ray's workers find the same code as this process."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(controller.__file__)))
+    paths = [os.getcwd(), root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path for path in paths if path)),
+        RELEASE_VARIABLE: RELEASE,
+        TOKEN_DIGEST_VARIABLE: token_digest(token),
+    }
+    environment.pop("RAY_ADDRESS", None)  # that is another Ray
+    return environment
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
 
 
 async def _said(process: asyncio.subprocess.Process, log: str) -> str:
@@ -110,8 +121,7 @@ async def _said(process: asyncio.subprocess.Process, log: str) -> str:
         async with asyncio.timeout(START_S):
             line = await process.stdout.readline()
     if not line:
-        with open(log, encoding="utf-8", errors="replace") as file:
-            lines = file.read().splitlines()
+        lines = (await asyncio.to_thread(_text, log)).splitlines()
         why = lines[-1] if lines else "it said nothing"
         tail = "\n".join(lines[-_TOLD:])
         _log.warning("Ray did not start:\n%s", tail)

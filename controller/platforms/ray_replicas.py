@@ -7,7 +7,7 @@ ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from controller.ledger import Ledger
@@ -52,7 +52,7 @@ class Replicas:
         self.num_waiting = 0
         """Replicas that no node has yet."""
 
-    def update(self, told: dict[FunctionName, Iterable[RayReplica]]) -> None:
+    def update(self, told: Mapping[FunctionName, Iterable[RayReplica]]) -> None:
         """This is all there is now."""
         now_s = self._now_s()
         seen: set[str] = set()

@@ -1,10 +1,10 @@
 """The Ray platform: function instances as replicas of Ray Serve, one application a function.
 
 Entering makes the applications, which takes no node yet; calls go through Serve's proxy and wait in
-its router, by which Serve brings replicas up and lets them go (``ray_pool``); what runs is learnt by
-asking the agent (``ray_cluster``, ``ray_replicas``). Leaving removes the applications and waits for
-their replicas to end. What a controller that crashed has left is taken over by whoever drives the
-job next, since names follow from the job, or removed by ``ray_cluster.collect``.
+its router, by which Serve brings replicas up and lets them go (``ray_pool``); what runs is learnt
+by asking the agent (``ray_cluster``, ``ray_replicas``). Leaving removes the applications and waits
+for their replicas to end. What a controller that crashed has left is taken over by whoever drives
+the job next, since names follow from the job, or removed by ``ray_cluster.collect``.
 
 An application bears its holder's name: a controller that has lost a job to another one leaves it
 alone.
@@ -328,7 +328,7 @@ class RayServePlatform:
         return hashlib.sha256(self.job.encode()).hexdigest()[:10]
 
     def _name(self, function: FunctionName) -> str:
-        """The same for every controller that drives the job, so that one takes over from another."""
+        """The same for every controller of the job, so that one takes over from another."""
         return f"{agent_name(self._cluster.release)}-{self._digest()}-{function}"
 
     def _route(self, function: FunctionName) -> str:

@@ -44,8 +44,8 @@ _log = logging.getLogger("functions.ray_serve")
 def create(release: str, token_digest: str) -> FastAPI:
     """``PUT /apps`` makes one (``?take``: also if another holds it) or changes it, ``DELETE
     /apps/{name}?holder=`` removes it (``?force``: with what it does), ``GET /apps`` tells what
-    there is. A change of what another holds is answered 409. Changes are made one at a time, so that who holds an application
-    is looked up and acted on in one piece."""
+    there is. A change of what another holds is answered 409. Changes are made one at a time, so
+    that who holds an application is looked up and acted on in one piece."""
     app = FastAPI(title="rlhfless agent", docs_url=None, redoc_url=None, openapi_url=None)
     one_at_a_time = asyncio.Lock()
 

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import ray
 from ray import serve
-from ray.serve.config import AutoscalingConfig
 from ray.serve._private.constants import SERVE_NAMESPACE
+from ray.serve.config import AutoscalingConfig
 from ray.serve.context import _get_global_client
 
 from functions.ray_serve.replica import DEPLOYMENT
@@ -45,7 +45,9 @@ def deploy(wanted: RayApp, *, take: bool) -> bool:
     if not take and _holder(wanted.name) != wanted.holder:
         return False
     function = msgspec.json.encode(wanted.function)
-    made_with = msgspec.json.encode([wanted.function, wanted.resources, wanted.attempt, __version__])
+    made_with = msgspec.json.encode(
+        [wanted.function, wanted.resources, wanted.attempt, __version__]
+    )
     most = max(1, wanted.max_replicas)
     deployment = DEPLOYMENT.options(
         name=wanted.function.function,
@@ -119,9 +121,7 @@ def state(release: str) -> RayState:
         for name, told in _details()["applications"].items()
         if name.startswith(prefix)
     ]
-    return RayState(
-        version=__version__, ray_version=ray.__version__, apps=apps, largest=_largest()
-    )
+    return RayState(version=__version__, ray_version=ray.__version__, apps=apps, largest=_largest())
 
 
 def _app_state(name: str, told: _Told) -> RayAppState:

@@ -1,7 +1,8 @@
-"""Ray for one run on this machine: ``python -m functions.ray_serve.local``, a child of the controller.
+"""Ray for one run on this machine: ``python -m functions.ray_serve.local``.
 
-Starts Ray and Serve and deploys the agent, says where in one line of JSON on stdout, and stays
-until its controller is gone: Ray's processes go with this one, however it ends.
+A child of the controller. Starts Ray and Serve and deploys the agent, says where in one line of
+JSON on stdout, and stays until its controller is gone: Ray's processes go with this one, however it
+ends.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rlhfless import lifeline
 
 SERVE_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_prestart_worker_first_driver": "0",  # each takes memory, and a replica needs one of its own
+    "RAY_prestart_worker_first_driver": "0",  # a replica needs a worker of its own
     "RAY_SERVE_SLOW_STARTUP_WARNING_S": "5",  # no nodes are added here: what waits is told soon
     "RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S": "5",
     "RAY_DEDUP_LOGS": "0",

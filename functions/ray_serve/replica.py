@@ -26,7 +26,15 @@ from fastapi import FastAPI, Request, Response
 from ray import serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from functions.host import DRAIN_GRACE_S, INSTANCE_HEADER, HostConfig, Server, listen, load, set_threads
+from functions.host import (
+    DRAIN_GRACE_S,
+    INSTANCE_HEADER,
+    HostConfig,
+    Server,
+    listen,
+    load,
+    set_threads,
+)
 from functions.shell import Shell, create_app
 from rlhfless.ray_apps import RayFunction
 
@@ -52,7 +60,7 @@ class _Here:
 class FunctionReplica:
     """``told``: JSON of a ``RayFunction``."""
 
-    async def __init__(self, told: bytes) -> None:
+    def __init__(self, told: bytes) -> None:
         function = msgspec.json.decode(told, type=RayFunction)
         self.id = serve.get_replica_context().replica_id.unique_id
         if function.log_folder:
@@ -69,11 +77,11 @@ class FunctionReplica:
             concurrency=function.concurrency,
         )
         set_threads(config.threads)
-        loaded = await asyncio.to_thread(load, config)
+        loaded = load(config)
         app = create_app(config.function, loaded, config.token, concurrency=config.concurrency)
         self.shell: Shell = app.state.shell
         _add_drain(app, self.shell)
-        address = await self._listen(app)
+        address = self._listen(app, config)
         _Here.app = _naming(app, f"{self.id}@{address}")
         _on_sigterm(asyncio.get_running_loop(), self._leave)
 
@@ -84,14 +92,16 @@ class FunctionReplica:
         await asyncio.sleep(_FLUSH_S)
         os._exit(0)
 
-    async def _listen(self, app: FastAPI) -> str:
+    def _listen(self, app: FastAPI, config: HostConfig) -> str:
         """Serve the app at this node's address, too; where."""
         ip = ray.util.get_node_ip_address()
-        listener = listen(HostConfig(function="rollout", token="-", host=ip, port=0))
+        listener = listen(msgspec.structs.replace(config, host=ip, port=0))
         settings = uvicorn.Config(
             app, log_config=None, log_level="warning", access_log=False, lifespan="off", ws="none"
         )
-        self._direct = asyncio.create_task(Server(settings).serve(sockets=[listener]))
+        self._direct = asyncio.get_running_loop().create_task(
+            Server(settings).serve(sockets=[listener])
+        )
         host = f"[{ip}]" if ":" in ip else ip
         return f"{host}:{listener.getsockname()[1]}"
 
@@ -143,7 +153,7 @@ def _write_to(path: str) -> None:
 
 
 def _add_drain(app: FastAPI, shell: Shell) -> None:
-    """``POST /v1/drain``: admit nothing more, and have running rollouts hand back what they have."""
+    """``POST /v1/drain``: admit nothing more, and have rollouts hand back what they have."""
     expected = f"Bearer {shell.token}".encode()
 
     async def drain(request: Request) -> Response:
