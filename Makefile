@@ -16,7 +16,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rlhfless needs Python 3.11 or later; set PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[functions,data,k8s,plot,examples,tensorboard,wandb,mlflow,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[functions,data,k8s,ray,plot,examples,tensorboard,wandb,mlflow,dev]"
 	@touch $@
 
 demo: install ## Run the quick start: a small policy learns, in seconds

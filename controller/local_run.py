@@ -1,4 +1,4 @@
-"""A job on this machine: everything a run needs is set up here, and gone when it ends."""
+"""A job run from this machine: everything it needs is set up here, and gone when it ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from controller.job import Data, Event, Observer, StepSamples
 from controller.job_store import JobStore
 from controller.known import Known
 from controller.orchestrator import Outcome
-from controller.platforms.local import LocalPlatform
+from controller.places import HERE, Place, open_platform
 from controller.redis_server import open_redis
 from controller.run_folder import RunFolder
 from controller.summary import write_plot, write_summary
@@ -28,7 +28,11 @@ NO_PLOT = "no progress.png: matplotlib is not installed; pip install 'rlhfless[p
 
 
 async def run_local(
-    folder: RunFolder, spec: JobSpec, observe: Observer, known: Known | None = None
+    folder: RunFolder,
+    spec: JobSpec,
+    observe: Observer,
+    known: Known | None = None,
+    place: Place = HERE,
 ) -> tuple[Outcome, dict[str, Any]]:
     """Run the job in ``folder``, new or resumed; returns its outcome and summary. What it came to
     know of the job is in ``known`` however it ends."""
@@ -36,7 +40,7 @@ async def run_local(
     async with (
         reporting(spec, folder.run_id, folder.path, observe) as told,
         open_redis(folder.file("redis"), os.environ.get("REDIS_URL")) as redis,
-        LocalPlatform(deployments(spec), ledger=ledger, folder=folder.file("logs")) as platform,
+        open_platform(place, spec, folder, ledger) as platform,
     ):
         journal = JobStore(redis, folder.run_id)
         if not await journal.exists():

@@ -95,10 +95,10 @@ def run(config: HostConfig) -> NoReturn:
         )
         logging.captureWarnings(ranks.size > 1)  # which of them warns
         logging.getLogger("functions").setLevel(logging.INFO)  # what user code prints, too
-        _set_threads(config.threads)
+        set_threads(config.threads)
         _stand_back(config.niceness)
         if ranks.leads:
-            asyncio.run(_serve(config, _load(config, ranks)))
+            asyncio.run(_serve(config, load(config, ranks)))
         else:
             _follow(config, ranks)
         code = 0
@@ -131,7 +131,7 @@ def _name_process(name: str) -> None:
         file.write(name)
 
 
-def _set_threads(threads: int) -> None:
+def set_threads(threads: int) -> None:
     """Bound the threads of numerics here and in child processes."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(threads)
@@ -154,7 +154,7 @@ def _start_workers(config: HostConfig) -> Ranks:
     )
 
 
-def _load(config: HostConfig, ranks: Ranks) -> Function:
+def load(config: HostConfig, ranks: Ranks = ALONE) -> Function:
     path = config.app or f"functions.{config.function}.app:create"
     module, _, name = path.partition(":")
     create = getattr(importlib.import_module(module), name, None)
@@ -187,7 +187,7 @@ def _function_config(config: HostConfig, ranks: Ranks) -> FunctionConfig:
     )
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn without its signal handling: SIGTERM means drain here."""
 
     @contextlib.contextmanager
@@ -198,7 +198,7 @@ class _Server(uvicorn.Server):
 async def _serve(config: HostConfig, function: Function) -> None:
     app = create_app(config.function, function, config.token, concurrency=config.concurrency)
     shell: Shell = app.state.shell
-    server = _Server(
+    server = Server(
         uvicorn.Config(
             app,
             log_config=None,
@@ -214,7 +214,7 @@ async def _serve(config: HostConfig, function: Function) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, terminate.set)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller, which stops us
-    with _listen(config) as listener:
+    with listen(config) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         stopping = asyncio.create_task(terminate.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -237,7 +237,7 @@ async def _flush(server: uvicorn.Server) -> None:
                 await asyncio.sleep(0.005)
 
 
-def _listen(config: HostConfig) -> socket.socket:
+def listen(config: HostConfig) -> socket.socket:
     """A bound socket; uvicorn listens on it. Raises ``UserError`` if the address is taken."""
     try:
         if config.socket:

@@ -48,11 +48,13 @@ class NotAdmittedError(Exception):
 @dataclass(frozen=True)
 class Terms:
     """``request_s``: after which Knative ends a request; ``silence_s``: a stream that says nothing
-    for so long, though heartbeats are due every five seconds, is broken."""
+    for so long, though heartbeats are due every five seconds, is broken; ``broken``: statuses that
+    say that the function died over the call."""
 
     token: str
     request_s: float
     silence_s: float
+    broken: frozenset[int] = frozenset()
 
 
 def new_client() -> httpx.AsyncClient:
@@ -84,7 +86,7 @@ async def call(
                 sending = client.stream("POST", url + path, content=body, headers=headers)
                 response = await stack.enter_async_context(sending)
             if response.status_code != 200:
-                raise _refusal(response.status_code, await response.aread())
+                raise _refusal(response.status_code, await response.aread(), terms)
             admitted(response.headers.get(INSTANCE_HEADER, ""))
             chunks = aiter(response.aiter_raw())
             while True:
@@ -152,7 +154,7 @@ async def poke(client: httpx.AsyncClient, url: str, within_s: float) -> str:
     return "" if response.status_code == 200 else f"status {response.status_code}"
 
 
-def _refusal(status: int, body: bytes) -> Exception:
+def _refusal(status: int, body: bytes, terms: Terms) -> Exception:
     try:
         problem = json.loads(body)
     except ValueError:
@@ -164,4 +166,6 @@ def _refusal(status: int, body: bytes) -> Exception:
     detail = f"the way to a function answered {status}: {body[:200].decode(errors='replace')}"
     if status in _GATEWAY:
         return NotAdmittedError(TransientError(detail))
+    if status in terms.broken:
+        return TransientError(detail)
     return InternalError(detail)

@@ -74,9 +74,28 @@ def run(
         int | None,
         typer.Option(metavar="PORT", help="Serve Prometheus metrics on 127.0.0.1:PORT."),
     ] = None,
+    platform: Annotated[
+        str,
+        typer.Option(
+            metavar="local|ray", help="Where functions run: processes of this machine, or Ray."
+        ),
+    ] = "local",
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Ray's dashboard, http://HEAD:8265. Default: a Ray started for the run.",
+        ),
+    ] = "",
+    ray_serve_url: Annotated[
+        str,
+        typer.Option(
+            metavar="URL", help="Of Ray Serve's proxy. Default: port 8000 of the dashboard's host."
+        ),
+    ] = "",
     verbose: Verbose = False,
 ) -> None:
-    """Run a job on this machine and show its progress."""
+    """Run a job and show its progress."""
     from rlhfless.cli.errors import reporting
 
     with reporting(verbose):
@@ -96,6 +115,9 @@ def run(
                 out=out,
                 resume=resume,
                 metrics_port=metrics_port,
+                platform=platform,
+                ray_address=ray_address,
+                ray_serve_url=ray_serve_url,
             )
         )
 

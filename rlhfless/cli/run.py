@@ -22,6 +22,7 @@ from rlhfless.spec_secrets import redacted, require_secrets, secret_texts
 
 if TYPE_CHECKING:
     from controller.job import Event
+    from controller.places import Place
     from controller.run_folder import RunFolder
 
 PAUSED = 6
@@ -36,8 +37,12 @@ def run_job(
     out: str | None,
     resume: bool,
     metrics_port: int | None,
+    platform: str = "local",
+    ray_address: str = "",
+    ray_serve_url: str = "",
 ) -> int:
     """Run ``spec``, which ``job_file`` and ``overrides`` gave, and return the exit code."""
+    place = _place(platform, ray_address, ray_serve_url)
     from controller.integrations.kinds import require_installed
     from controller.run_folder import RunFolder, create_free, latest_folder
 
@@ -53,19 +58,53 @@ def run_job(
     else:
         folder = create_free(RUNS, spec.name, spec)
     try:
-        again = redacted(_resume_command(job_file, overrides, folder.path), secret_texts(spec))
-        return _run_in(folder, spec, again, metrics)
+        again = redacted(
+            _resume_command(job_file, overrides, folder.path, place), secret_texts(spec)
+        )
+        return _run_in(folder, spec, again, metrics, place)
     finally:
         folder.close()
 
 
-def _resume_command(job_file: str, overrides: Sequence[str], folder: str) -> str:
+def _place(platform: str, ray_address: str, ray_serve_url: str) -> Place:
+    """What is missing for it is told before a run's folder is made."""
+    from controller.places import Place
+    from controller.platforms.ray_local import require_ray
+    from controller.platforms.ray_settings import RayPlace, serve_url
+
+    if platform == "ray":
+        if ray_address or ray_serve_url:
+            serve_url(RayPlace(address=ray_address, serve_url=ray_serve_url))
+        else:
+            require_ray()
+        return Place(platform="ray", ray_address=ray_address, ray_serve_url=ray_serve_url)
+    if platform != "local":
+        raise UserError(
+            f"there is no platform {platform!r} to run a job from here",
+            param="--platform",
+            hint="local or ray; a cluster of pods is reached by the service (docs/deploy.md)",
+        )
+    if ray_address or ray_serve_url:
+        raise UserError("--ray-address and --ray-serve-url go with --platform ray")
+    return Place()
+
+
+def _resume_command(job_file: str, overrides: Sequence[str], folder: str, place: Place) -> str:
     """What a person types to go on with a run: the same job, overrides and all."""
     words = ["rlhfless", "run", job_file, "--out", os.path.relpath(folder), "--resume"]
+    if place.platform != "local":
+        words += ["--platform", place.platform]
+    for option, value in (
+        ("--ray-address", place.ray_address),
+        ("--ray-serve-url", place.ray_serve_url),
+    ):
+        words += [option, value] if value else []
     return shlex.join(words + [word for override in overrides for word in ("--set", override)])
 
 
-def _run_in(folder: RunFolder, spec: JobSpec, again: str, metrics: MetricsServer | None) -> int:
+def _run_in(
+    folder: RunFolder, spec: JobSpec, again: str, metrics: MetricsServer | None, place: Place
+) -> int:
     from controller.known import Known
     from controller.local_run import run_local
     from controller.summary import write_failure
@@ -89,7 +128,7 @@ def _run_in(folder: RunFolder, spec: JobSpec, again: str, metrics: MetricsServer
 
     try:
         with display:
-            outcome, summary = run_interruptible(run_local(folder, spec, observe, known))
+            outcome, summary = run_interruptible(run_local(folder, spec, observe, known, place))
     except BaseException as raised:  # how a run ended must be on record, whatever ended it
         error = first_error(raised)
         if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):

@@ -12,9 +12,12 @@ import asyncio
 from typing import Any
 
 import controller.local_run
+import controller.places
+import controller.platforms.ray_serve
 from controller.job_store import JobStore
 from controller.journal import StepRecord
 from controller.platforms.local import LocalOptions, LocalPlatform
+from controller.platforms.ray_serve import RayServePlatform
 from rlhfless.cli.main import main
 from rlhfless.messages import FUNCTION_NAMES
 from tests.apps import gated
@@ -25,6 +28,11 @@ APPS = {name: f"tests.apps.gated:{name}" for name in FUNCTION_NAMES}
 class GatedPlatform(LocalPlatform):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, options=LocalOptions(apps=APPS), **options)
+
+
+class GatedRay(RayServePlatform):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, apps=APPS, **options)
 
 
 async def _pass(call: str, point: str) -> None:
@@ -42,6 +50,7 @@ class GatedStore(JobStore):
 
 
 if __name__ == "__main__":
-    controller.local_run.LocalPlatform = GatedPlatform  # type: ignore[misc]
+    controller.places.LocalPlatform = GatedPlatform  # type: ignore[misc]
+    controller.platforms.ray_serve.RayServePlatform = GatedRay  # type: ignore[misc]
     controller.local_run.JobStore = GatedStore  # type: ignore[misc]
     main()

@@ -15,7 +15,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 pytest.register_assert_rewrite("tests.support.runs")
 
-from tests.support.runs import Result, Workplace  # noqa: E402  (after the line that rewrites it)
+from tests.support.ray_platforms import SharedRay, sharing  # noqa: E402  (after the lines above)
+from tests.support.runs import Result, Workplace  # noqa: E402
 
 
 @pytest.fixture
@@ -33,3 +34,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) 
         assert ended.code == 0, ended.explained()
         workplace.assert_nothing_left()
         return workplace.result()
+
+
+@pytest.fixture(scope="session")
+def shared_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedRay]:
+    """Ray, started once: that takes ten seconds."""
+    with sharing(tmp_path_factory.mktemp("ray")) as started:
+        yield started

@@ -30,6 +30,8 @@ IDLE_S = 0.3
 
 @pytest.fixture(params=WORLDS)
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    if request.param == "ray":
+        request.getfixturevalue("shared_ray")
     return Open(*WORLDS[request.param], tmp_path)
 
 

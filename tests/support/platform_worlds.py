@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import signal
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from controller.platforms.base import Deployment, Platform
 from controller.platforms.local import LocalPlatform
 from rlhfless.errors import InternalError
 from simulator import clock
+from tests.support import ray_platforms
 from tests.support.knative_cluster import NOWHERE
 from tests.support.knative_platforms import settings as knative_settings
 from tests.support.knative_platforms import world
@@ -129,8 +131,33 @@ async def simulated(
     assert platform.instances() == (), "closing left something"
 
 
+@contextlib.asynccontextmanager
+async def ray(
+    folder: Path, *deployments: Deployment, app: str, full: bool
+) -> AsyncGenerator[Under, None]:
+    ledger = Ledger()
+    told = ray_platforms.settings(deployments, cpus=1000.0 if full else 1.0)
+    opening = ray_platforms.platform_on(*deployments, app=app, ledger=ledger, told=told)
+    async with opening as platform:
+
+        def send(name: str, number: signal.Signals) -> None:
+            replica = platform._replicas.get(name)
+            assert replica is not None
+            os.kill(replica.pid, number)
+
+        yield Under(
+            platform,
+            ledger,
+            preempt=lambda name: send(name, signal.SIGTERM),
+            kill=lambda name: send(name, signal.SIGKILL),
+        )
+    async with ray_platforms.shared().cluster() as cluster:
+        assert not (await cluster.state()).apps, "closing left something"
+
+
 WORLDS: dict[str, tuple[Start, Callable[[Coroutine[Any, Any, None]], None]]] = {
     "local": (local, asyncio.run),
     "knative": (knative, asyncio.run),
     "simulated": (simulated, clock.run),
+    "ray": (ray, asyncio.run),
 }
