@@ -23,6 +23,7 @@ from controller.ledger import Ledger
 from controller.platforms.base import Deployment, Instance
 from controller.platforms.knative_calls import NotAdmittedError, Terms, call, new_client, steer
 from controller.platforms.knative_garbage import delete_held
+from controller.platforms.knative_logs import LINGER_S, PodLogs
 from controller.platforms.knative_manifest import (
     PORT,
     as_here,
@@ -36,7 +37,7 @@ from controller.platforms.knative_pool import KnativePool, Route
 from controller.platforms.knative_settings import KnativeSettings, duration_s
 from controller.platforms.knative_status import read_pod, read_service
 from controller.platforms.kube import PODS, SERVICES, Kind, Kube, Object
-from controller.platforms.local_logs import LogSlice
+from controller.platforms.local_logs import LogFiles, LogSlice
 from rlhfless.errors import CapacityError, InternalError, RlhflessError, UserError
 from rlhfless.messages import ROUTES, AnyFrame, FunctionName, Request, SteerRequest
 
@@ -53,7 +54,9 @@ _log = logging.getLogger(__name__)
 
 class KnativePlatform:
     """``async with KnativePlatform(...) as platform``. ``job`` names what the functions belong to;
-    ``token`` is what they ask of their callers; ``kube`` stays the caller's to close."""
+    ``token`` is what they ask of their callers; ``kube`` stays the caller's to close. ``logs``:
+    where to put what pods say, if anybody takes it (``log_slices``); ``logged_to_s``: Unix time up
+    to which that of the job has been kept."""
 
     def __init__(
         self,
@@ -64,6 +67,8 @@ class KnativePlatform:
         kube: Kube,
         settings: KnativeSettings,
         token: str,
+        logs: LogFiles | None = None,
+        logged_to_s: float = 0.0,
     ) -> None:
         self.job = job
         self.holder = uuid.uuid4().hex
@@ -77,6 +82,16 @@ class KnativePlatform:
         self._routes: dict[str, Route] = {}
         self._functions: dict[str, FunctionName] = {}
         self._pods = Pods(self._functions, ledger, lambda: asyncio.get_running_loop().time())
+        self._logs: PodLogs | None = None
+        if logs is not None:
+            self._logs = PodLogs(
+                kube,
+                settings.namespace,
+                job_labels(settings, job),
+                logs,
+                name=self.holder[:8],
+                since_s=logged_to_s,
+            )
         self._serving: dict[tuple[str, str], str] = {}  # by job and call: the pod's name
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: RlhflessError | None = None
@@ -181,8 +196,9 @@ class KnativePlatform:
         for pool in self._pools.values():
             await pool.close()
         namespace = self._settings.namespace
+        deleted: list[bool] = []
         try:
-            deleted = [
+            deleted += [
                 await delete_held(self._kube, namespace, name, self.holder) for name in self._routes
             ]
             if self._tasks and any(deleted):
@@ -191,6 +207,8 @@ class KnativePlatform:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._logs is not None:
+                await self._logs.close(LINGER_S if any(deleted) else 0.0)
             self._pods.close()
             await self._client.aclose()
 
@@ -204,11 +222,13 @@ class KnativePlatform:
         pool.serve()
 
     def log_slices(self) -> list[LogSlice]:
-        """None: what pods write is kept by the cluster's own log keeping."""
-        return []
+        """What the job's own pods said; those that jobs share are not among them."""
+        return [] if self._logs is None else self._logs.slices()
 
     def drop_logs(self, parts: Iterable[LogSlice]) -> None:
-        """There are none."""
+        """These are read."""
+        if self._logs is not None:
+            self._logs.drop(parts)
 
     # --- what the cluster tells -------------------------------------------------------------------
 
@@ -219,6 +239,8 @@ class KnativePlatform:
             async for snapshot in snapshots:
                 if kind is PODS:
                     self._pods.update(read_pod(pod) for pod in snapshot.values())
+                    if self._logs is not None:
+                        self._logs.update(snapshot.values())
                 else:
                     self._take_services(snapshot)
                 self._wake()

@@ -15,7 +15,7 @@ from controller.platforms.kube import Object
 
 Verdict = Literal["ok", "warning", "failed", "unknown"]
 Rule = tuple[str, str, str]
-"""Verb, API group, resource."""
+"""Verb, API group, resource (and its subresource, after a slash)."""
 FEATURES, AUTOSCALER, DEFAULTS = "config-features", "config-autoscaler", "config-defaults"
 SYSTEM = "knative-serving"
 DEFAULT_TIMEOUT_S = 600
@@ -25,6 +25,7 @@ RULES: tuple[Rule, ...] = (
         for verb in ("get", "list", "watch", "create", "patch", "delete")
     ),
     *((verb, "", "pods") for verb in ("get", "list", "watch")),
+    ("get", "", "pods/log"),
 )
 """What the controller does in its namespace."""
 _FLAGS = {

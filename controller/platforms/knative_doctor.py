@@ -87,8 +87,11 @@ async def _all(kube: Kube, kind: Kind, namespace: str = "") -> list[Object] | No
 
 
 async def _may(kube: Kube, namespace: str, rule: Rule) -> bool:
-    verb, group, resource = rule
+    verb, group, named = rule
+    resource, _, subresource = named.partition("/")
     wanted = {"namespace": namespace, "verb": verb, "group": group, "resource": resource}
+    if subresource:
+        wanted["subresource"] = subresource
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",

@@ -1,4 +1,4 @@
-"""The Kubernetes API as the Knative platform needs it: get, list, apply, delete, follow.
+"""The Kubernetes API as the Knative platform needs it: get, list, apply, delete, follow, logs.
 
 The official client does the connection, the credentials and their renewal; objects are plain
 dictionaries. Refusals that pass (409, 429, 5xx, a broken connection) are tried again here, so that
@@ -40,6 +40,7 @@ PATIENCE_S = 30.0
 WATCH_S = 300
 """The server ends a watch after so long; then it is begun anew where it ended."""
 _PAGE = 500
+_CHUNK_BYTES = 1 << 16
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _TIMEOUT = aiohttp.ClientTimeout(total=30.0, connect=10.0)
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10.0, sock_read=WATCH_S + 30.0)
@@ -76,11 +77,17 @@ class Refusal(Exception):
     def passes(self) -> bool:
         return self.status == 429 or self.status >= 500
 
+    def error(self, deed: str) -> RlhflessError:
+        """What to raise where it does not pass."""
+        return _error(self, deed)
+
 
 class Kube:
     """One connection pool to one cluster. ``async with``, or ``close()`` at the end."""
 
     def __init__(self, configuration: Configuration) -> None:
+        # What is followed keeps its connection; a bound would let the rest wait for it for ever.
+        configuration.connection_pool_maxsize = 0
         self._client = ApiClient(configuration)
 
     @classmethod
@@ -222,6 +229,38 @@ class Kube:
                 await asyncio.sleep(pause_s)
                 pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
+    async def log(
+        self,
+        pod: str,
+        container: str,
+        namespace: str,
+        *,
+        since: str = "",
+        follow: bool = False,
+        previous: bool = False,
+    ) -> AsyncGenerator[bytes, None]:
+        """What a container writes, every line after its date and a space, in pieces as they come.
+
+        ``since``: a date (RFC 3339, whole seconds); ``follow``: until the container ends, else what
+        is there; ``previous``: of the one before its last restart. Not repeated here: raises
+        ``Refusal``, and what aiohttp raises for a connection that breaks.
+        """
+        query = {
+            "container": container,
+            "timestamps": "true",
+            "sinceTime": since,
+            "follow": "true" if follow else "",
+            "previous": "true" if previous else "",
+        }
+        path = f"{_path(PODS, namespace, pod)}/log"
+        limits = _WATCH_TIMEOUT if follow else _TIMEOUT
+        response = await self._send("GET", path, query, None, limits, accept="*/*")
+        try:
+            async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+                yield chunk
+        finally:
+            response.close()
+
     async def _watch(
         self, kind: Kind, namespace: str, labels: Mapping[str, str], version: str
     ) -> AsyncGenerator[Object, None]:
@@ -282,13 +321,14 @@ class Kube:
         query: Mapping[str, str],
         body: Object | None,
         limits: aiohttp.ClientTimeout,
+        accept: str = "application/json",
     ) -> aiohttp.ClientResponse:
         kind = "application/apply-patch+yaml" if method == "PATCH" else "application/json"
         request = await self._client.param_serialize(
             method,
             f"/{path}",
             query_params=[(name, value) for name, value in query.items() if value],
-            header_params={"Content-Type": kind, "Accept": "application/json"},
+            header_params={"Content-Type": kind, "Accept": accept},
             body=body,
             auth_settings=["BearerToken"],
         )

@@ -43,9 +43,10 @@ class LogFiles:
     def path(self, name: str) -> str:
         return os.path.join(self.folder, f"{name}.log")
 
-    def begin(self, instance: str) -> LogSlice:
-        """What the instance writes from now on. The file need not be there yet."""
-        path = self.path(instance)
+    def begin(self, instance: str, name: str | None = None) -> LogSlice:
+        """What the instance writes from now on, to the file ``name`` if that is not its own name.
+        The file need not be there yet."""
+        path = self.path(name or instance)
         self._references[path] += 1
         return LogSlice(instance, path, _size(path))
 

@@ -145,6 +145,7 @@ class Attempt:
                 deployments=deployments(spec),
                 ledger=ledger,
                 kinds=kinds(record.tenant, spec),
+                logged_to_s=await service.logs.last_at(self.job),
             )
             self._platform = await enter(self._host.platform(wanted))
             self.control.attach(self._platform.bound)

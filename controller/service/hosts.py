@@ -7,6 +7,7 @@ cluster's platform, without it everything runs here.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections import Counter
@@ -28,8 +29,8 @@ from controller.ledger import Ledger
 from controller.platforms.base import Deployment, InstanceState, Platform
 from controller.platforms.local import LocalPlatform
 from controller.platforms.local_host import LocalHost, LocalOptions
-from controller.platforms.local_logs import LogSlice
-from rlhfless.errors import UserError
+from controller.platforms.local_logs import LogFiles, LogSlice
+from rlhfless.errors import UserError, of_os_error
 from rlhfless.messages import FunctionName
 
 if TYPE_CHECKING:
@@ -55,12 +56,14 @@ class JobPlatform(Platform, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A job's functions. ``kinds``: what instances must have in common to be exchanged."""
+    """A job's functions. ``kinds``: what instances must have in common to be exchanged;
+    ``logged_to_s``: Unix time up to which what they said has been kept by now."""
 
     job: str
     deployments: Sequence[Deployment]
     ledger: Ledger
     kinds: Mapping[FunctionName, Hashable]
+    logged_to_s: float = 0.0
 
 
 class Host(Protocol):
@@ -98,8 +101,9 @@ class HereHost:
 class KnativeHost:
     """Pods of a cluster; each job's are its own."""
 
-    def __init__(self, kube: Kube, settings: KnativeSettings, token: str) -> None:
+    def __init__(self, kube: Kube, settings: KnativeSettings, token: str, logs: LogFiles) -> None:
         self._kube = kube
+        self._logs = logs
         self._settings = settings
         self._token = token
         self._platforms: set[KnativePlatform] = set()
@@ -115,6 +119,8 @@ class KnativeHost:
             kube=self._kube,
             settings=self._settings,
             token=self._token,
+            logs=self._logs,
+            logged_to_s=wanted.logged_to_s,
         )
         self._platforms.add(made)
         try:
@@ -136,8 +142,9 @@ class KnativeHost:
 async def open_host(
     platform_file: str | None, logs: str, options: LocalOptions
 ) -> AsyncGenerator[Host, None]:
-    """``logs``: folder of the instances' logs, where they run here. Raises ``UserError`` for a file
-    that names no platform this release has, or that cannot be followed here."""
+    """``logs``: folder for what instances say, until it is kept with their job. Raises
+    ``UserError`` for a file that names no platform this release has, or that cannot be followed
+    here."""
     if platform_file is None:
         async with LocalHost(logs, options) as local:
             yield HereHost(local)
@@ -153,5 +160,10 @@ async def open_host(
     if not token:
         raise UserError(f"{TOKEN_VARIABLE} must hold the token that functions ask for")
     settings = load_settings(platform_file)
+    files = LogFiles(logs, keep=False)
+    try:
+        await asyncio.to_thread(files.make_folder)
+    except OSError as error:
+        raise of_os_error(f"cannot write to {files.folder}", error) from error
     async with await Kube.connect() as kube:
-        yield KnativeHost(kube, settings, token)
+        yield KnativeHost(kube, settings, token, files)

@@ -72,11 +72,19 @@ class Logs:
         lines = [_document(id_.decode(), _decode(fields[b"line"])) for id_, fields in found]
         return rest.Page(data=lines[:limit], has_more=len(lines) > limit)
 
+    async def last_at(self, job: str) -> float:
+        """Unix time of the newest line; 0.0 if there is none."""
+        found = await answer(self._redis.xrevrange(_stream(job), count=1))
+        return _at_s(found[0][0].decode()) if found else 0.0
+
 
 def _stream(job: str) -> str:
     return f"rlhfless:{{{job}}}:logs"
 
 
+def _at_s(id_: str) -> float:
+    return int(id_.partition("-")[0]) / 1000
+
+
 def _document(id_: str, line: Line) -> rest.LogLine:
-    at = int(id_.partition("-")[0]) / 1000
-    return rest.LogLine(id=id_, created_at=at, source=line.source, text=line.text)
+    return rest.LogLine(id=id_, created_at=_at_s(id_), source=line.source, text=line.text)

@@ -22,6 +22,9 @@ ALL_ON = {
     "controller.autoscaling.enabled": "true",
     "functions.reward.egress": "true",
     "functions.rollout.spot.enabled": "true",
+    "gateway.enabled": "true",
+    "gateway.className": "eg",
+    "gateway.host": "rlhfless.example.com",
     "ingress.enabled": "true",
     "ingress.host": "rlhfless.example.com",
     "metrics.serviceMonitor.enabled": "true",
@@ -49,7 +52,8 @@ def test_with_everything_on_it_is_valid(helm: Helm) -> None:
     rendered = helm.render(ALL_ON)
     _check(rendered)
     kinds = {manifest["kind"] for manifest in rendered.manifests}
-    assert {"HorizontalPodAutoscaler", "Ingress", "Role", "ServiceMonitor"} <= kinds
+    assert {"Gateway", "HorizontalPodAutoscaler", "HTTPRoute", "Ingress"} <= kinds
+    assert {"Role", "ServiceMonitor"} <= kinds
 
 
 def _check(rendered: Rendered) -> None:

@@ -103,6 +103,32 @@ def test_accelerators_and_spot_nodes(helm: Helm) -> None:
     assert len(spot["tolerations"]) == len(reserved["tolerations"]) + 1
 
 
+def _shared(helm: Helm, **given: str) -> dict[str, str]:
+    """Of rollout: the size of its /dev/shm, its memory requested, and the limit of it."""
+    values = KNATIVE | {f"functions.rollout.{name}": value for name, value in given.items()}
+    (pool,) = _platform(helm.render(values))["functions"]["rollout"]["pools"]
+    spec = pool["template"]["spec"]
+    (container,) = spec["containers"]
+    told = {which: amounts["memory"] for which, amounts in container["resources"].items()}
+    sizes = [v["emptyDir"]["sizeLimit"] for v in spec["volumes"] if v["name"] == "shm"]
+    mounts = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "shm"]
+    assert mounts == ["/dev/shm"] * len(sizes)
+    return told | {"size": sizes[0] if sizes else ""}
+
+
+def test_keys_and_values_of_prefixes_have_shared_memory(helm: Helm) -> None:
+    """A quarter of it is vLLM's to take, which the limit and the request count."""
+    gpu = {"accelerator": "l4", "count": "1"}
+    plain = _shared(helm)
+    assert plain == {"requests": "2Gi", "limits": "4Gi", "size": ""}
+    assert _shared(helm, **gpu) == {"requests": "6144Mi", "limits": "20480Mi", "size": "16Gi"}
+    assert _shared(helm, **gpu, sharedMemory="none") == plain
+    told = {"requests": "2304Mi", "limits": "5120Mi", "size": "1Gi"}
+    assert _shared(helm, sharedMemory="1Gi") == told
+    engine = ROOT / "functions" / "rollout" / "vllm_engine" / "offload.py"  # it needs vLLM
+    assert "\nGPU_HOST_BYTES = 4 << 30\n" in engine.read_text(encoding="utf-8")
+
+
 def test_a_change_of_functions_restarts_the_controller(helm: Helm) -> None:
     def checksum(values: dict[str, str]) -> str:
         deployment = helm.render(KNATIVE | values).one("Deployment", "demo-rlhfless-controller")

@@ -3,6 +3,8 @@ say; and the same with Knative, on stand-ins of its cluster, with the functions'
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,9 +88,18 @@ def test_a_job_runs_on_knative_as_it_is_rendered(helm: Helm, tmp_path: Path) -> 
             assert httpx.get(running.url + "/readyz").status_code == 200
             key = ["keys", "create", "--tenant", "default", "--name", "me", "--scope", "admin"]
             made = next(word for word in _command(running, *key).split() if word[:4] == "rlk_")
-            job = ["submit", "examples/quickstart.yaml", "--watch"]
+            shutil.copytree(ROOT / "examples" / "quickstart", tmp_path / "quickstart")
+            shutil.copy(ROOT / "examples" / "quickstart.yaml", tmp_path)
+            with (tmp_path / "quickstart" / "rewards.py").open("a") as rewards:
+                rewards.write('\nprint("the reward is loaded", flush=True)\n')
+            job = ["submit", str(tmp_path / "quickstart.yaml"), "--watch"]
             job += ["--set", "training.steps=1", "--set", "rollout.max_instances=1"]
-            told = _command(running, *job, RLHFLESS_URL=running.url, RLHFLESS_API_KEY=made)
-            assert "succeeded: all steps done" in told
+            me = {"RLHFLESS_URL": running.url, "RLHFLESS_API_KEY": made}
+            assert "succeeded: all steps done" in _command(running, *job, **me)
+            logs = _command(running, "logs", "quickstart", "--json", **me)
+            told = [json.loads(line) for line in logs.splitlines()]
+            sources = [line["source"] for line in told if "the reward is loaded" in line["text"]]
+            assert sources
+            assert all("-reward-" in source for source in sources)  # the names of its pods
         assert ("patch", "services") in api.requests
         assert not api.store.all(("apis/serving.knative.dev/v1", "services", "rlhf"))

@@ -15,7 +15,7 @@ from controller.service.hosts import TOKEN_VARIABLE, Wanted, open_host
 from rlhfless.errors import UserError
 from tests.support.knative_cluster import TOKEN
 from tests.support.knative_platforms import kubeconfig, settings, world
-from tests.support.processes import frames_of, options, rollout
+from tests.support.processes import frames_of, options, rollout, until
 
 pytestmark = pytest.mark.slow
 
@@ -52,11 +52,14 @@ def test_with_a_file_they_run_in_the_cluster(
             config.write_text(yaml.safe_dump(kubeconfig(place.api)))
             monkeypatch.setenv("KUBECONFIG", str(config))
             monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-            async with open_host(platform_file(tmp_path), "", LocalOptions()) as host:
+            logs = str(tmp_path / "logs")
+            async with open_host(platform_file(tmp_path), logs, LocalOptions()) as host:
                 async with host.platform(wanted()) as platform:
                     assert len(await frames_of(platform, rollout())) == 3
                     assert sum(host.stats().values()) == 1
-                    assert platform.log_slices() == []
+                    (lives,) = place.cluster.logs.lives.values()
+                    lives[0].say("hello")
+                    await until(lambda: len(platform.log_slices()) == 1)
                 assert host.stats() == {}
                 left = place.platform(job="left")
                 await left.__aenter__()
@@ -73,7 +76,7 @@ def test_with_a_file_they_run_in_the_cluster(
 
 def test_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def opened(file: str) -> None:
-        async with open_host(file, "", LocalOptions()):
+        async with open_host(file, str(tmp_path / "logs"), LocalOptions()):
             pass
 
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)

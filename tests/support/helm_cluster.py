@@ -98,9 +98,9 @@ def helm_cluster(
 
     async def main() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(api.serving(*discovery()))
+            cluster = _Cluster(api, folder / "pods", None)
+            await stack.enter_async_context(api.serving(*discovery(), cluster.logs.route))
             if knative:
-                cluster = _Cluster(api, folder / "pods", None)
                 await stack.enter_async_context(cluster.running())
             ready.set()
             await asyncio.to_thread(done.wait)

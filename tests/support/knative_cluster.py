@@ -23,11 +23,14 @@ import httpx
 
 from tests.support.knative_activator import TICK_S, Activator, Pod, Revision
 from tests.support.kube_api import ApiError, Change, KubeApi, Object, serve
+from tests.support.pod_logs import PodLogs
 
 SERVICES = "apis/serving.knative.dev/v1"
 TOKEN = "the token of functions"
 NOWHERE = {"rlhfless.io/no-such-node": "true"}
 """Labels that no node has; there is a node for any others."""
+LONGEST_LINE_BYTES = 1 << 20
+RESTART_S = 0.2
 CRASHES = 2
 """After so many the kubelet holds a container back."""
 
@@ -39,6 +42,7 @@ class KnativeCluster:
 
     def __init__(self, api: KubeApi, folder: Path, app: str | None = "create") -> None:
         self.api = api
+        self.logs = PodLogs(api)
         self.folder = folder
         self.app = f"tests.apps.probe:{app}" if app else ""
         self.revisions: dict[str, Revision] = {}
@@ -196,18 +200,21 @@ class KnativeCluster:
     async def _contain(self, revision: Revision, pod: Pod, restarts: int) -> bool:
         """One life of the pod's container; False: it is to be started again."""
         pod.process = await self._spawn(revision, pod)
+        if restarts:
+            self._tell(pod, _running(pod.ip, ready=False, restarts=restarts))
         ended = asyncio.create_task(pod.process.wait())
         while not (ended.done() or await self._answers(pod)):  # noqa: ASYNC110
             await asyncio.sleep(TICK_S)
         if not ended.done():
             pod.ready, pod.idle_since_s = True, asyncio.get_running_loop().time()
-            self._tell(pod, _running(pod.ip, ready=True))
+            self._tell(pod, _running(pod.ip, ready=True, restarts=restarts))
         await ended
         pod.ready = False
         if pod.stopping or pod.lost or revision.deleted:
             return True
-        self._tell(pod, _running(pod.ip, ready=False, restarts=restarts + 1))
-        return False
+        self._tell(pod, _ended(pod, restarts))
+        await asyncio.sleep(RESTART_S)
+        return pod.stopping or revision.deleted
 
     async def _spawn(self, revision: Revision, pod: Pod) -> asyncio.subprocess.Process:
         """What a kubelet does of the container: its command, its arguments, its environment."""
@@ -221,16 +228,19 @@ class KnativeCluster:
         scratch.mkdir(exist_ok=True)
         environment |= {"HOME": str(scratch), "TMPDIR": str(scratch)}
         arguments = [a for a in container["args"] if not a.startswith("--workdir=")]
-        with (self.folder / f"{pod.name}.log").open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "functions.host", *arguments),
-                *(f"--workdir={scratch}", f"--host={pod.ip}", f"--app={self.app}"),
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **environment},
-                cwd=Path(__file__).parents[2],
-            )
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "functions.host", *arguments),
+            *(f"--workdir={scratch}", f"--host={pod.ip}", f"--app={self.app}"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            limit=LONGEST_LINE_BYTES,
+            env={**os.environ, **environment},
+            cwd=Path(__file__).parents[2],
+        )
+        assert process.stdout is not None
+        self._begin(self.logs.keep(self.logs.begin(pod.name), process.stdout))
+        return process
 
     async def _answers(self, pod: Pod) -> bool:
         try:
@@ -292,6 +302,13 @@ def _unplaced(spec: Object) -> Object | None:
     return {"phase": "Pending", "conditions": [{**unscheduled, "message": message}]}
 
 
+def _ended(pod: Pod, restarts: int) -> Object:
+    status = _running(pod.ip, ready=False, restarts=restarts)
+    code = pod.process.returncode if pod.process is not None else None
+    status["containerStatuses"][0]["state"] = {"terminated": {"exitCode": code, "reason": "Error"}}
+    return status
+
+
 def _crashed(pod: Pod, restarts: int) -> Object:
     status = _running(pod.ip, ready=False, restarts=restarts)
     (container,) = status["containerStatuses"]
@@ -303,6 +320,7 @@ def _crashed(pod: Pod, restarts: int) -> Object:
 
 
 def _running(ip: str, *, ready: bool, restarts: int = 0) -> Object:
+    state = {"running": {"startedAt": "2026-01-01T00:00:01Z"}}
     return {
         "phase": "Running",
         "podIP": ip,
@@ -310,5 +328,5 @@ def _running(ip: str, *, ready: bool, restarts: int = 0) -> Object:
             {"type": "PodScheduled", "status": "True"},
             {"type": "Ready", "status": "True" if ready else "False"},
         ],
-        "containerStatuses": [{"name": "function", "restartCount": restarts, "state": {}}],
+        "containerStatuses": [{"name": "function", "restartCount": restarts, "state": state}],
     }

@@ -101,9 +101,11 @@ def template(name: str, pool: str, nodes: Mapping[str, str] | None = None) -> di
 async def world(
     folder: Path, *, app: str | None = "create", told: KnativeSettings | None = None
 ) -> AsyncGenerator[World, None]:
+    api = KubeApi()
+    cluster = KnativeCluster(api, folder / "pods", app)
     async with (
-        KubeApi().serving() as api,
-        KnativeCluster(api, folder / "pods", app).running() as cluster,
+        api.serving(cluster.logs.route),
+        cluster.running(),
         Kube(client_configuration(api)) as kube,
     ):
         yield World(api, cluster, kube, told or settings())

@@ -281,7 +281,8 @@ class KubeApi:
                 return JSONResponse(store.get(key, str(name)))
             case "create" if key[1] == "selfsubjectaccessreviews":
                 wanted = body["spec"]["resourceAttributes"]
-                allowed = (wanted["verb"], wanted["resource"]) not in self.denied
+                asked = "/".join(filter(None, (wanted["resource"], wanted.get("subresource"))))
+                allowed = (wanted["verb"], asked) not in self.denied
                 return JSONResponse({**body, "status": {"allowed": allowed}}, 201)
             case "create":
                 return JSONResponse(store.create(key, body), 201)

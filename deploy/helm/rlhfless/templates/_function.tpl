@@ -13,7 +13,28 @@
 {{- if and (eq $all.accelerator "cpu") (gt (int $all.count) 0) -}}
 {{ fail (printf "functions.%s: count is of accelerators, and accelerator is cpu" $name) }}
 {{- end -}}
+{{- if eq $all.sharedMemory "none" }}{{ $_ := set $all "sharedMemory" "" }}
+{{- else if and (not $all.sharedMemory) (ne $all.accelerator "cpu") }}
+{{- if eq $name "rollout" }}{{ $_ := set $all "sharedMemory" "16Gi" }}
+{{- else if gt (int $all.count) 1 }}{{ $_ := set $all "sharedMemory" "1Gi" }}{{ end }}
+{{- end -}}
+{{- if $all.sharedMemory }}
+{{- $shared := int (include "rlhfless.mebibytes" $all.sharedMemory) -}}
+{{- range $which, $share := dict "limits" 1 "requests" 4 -}}
+{{- $amounts := index $all.resources $which -}}
+{{- $memory := int (include "rlhfless.mebibytes" $amounts.memory) -}}
+{{- $_ := set $amounts "memory" (printf "%dMi" (add $memory (div $shared $share))) -}}
+{{- end -}}
+{{- end -}}
 {{- toJson $all }}
+{{- end }}
+
+{{/* A size, such as 512Mi or 16Gi, in mebibytes. */}}
+{{- define "rlhfless.mebibytes" -}}
+{{- $unit := regexFind "[A-Za-z]*$" . -}}
+{{- $mebibytes := dict "Mi" 1 "Gi" 1024 "Ti" 1048576 -}}
+{{- if not (hasKey $mebibytes $unit) }}{{ fail (printf "%s: give memory in Mi, Gi or Ti, where there is sharedMemory" .) }}{{ end -}}
+{{- mulf (trimSuffix $unit . | float64) (index $mebibytes $unit) | int -}}
 {{- end }}
 
 {{/* The pod of a function: valid as the template of a Knative Service, of a Job, and as a PodTemplateSpec.
@@ -80,6 +101,12 @@ spec:
         {{- include "rlhfless.containerSecurity" $root | nindent 8 }}
         runAsUser: 10001
         runAsGroup: 10001
+      # It answers when its model's libraries and the engine are there, which takes minutes on GPUs.
+      startupProbe:
+        httpGet: {path: /healthz, port: 8000}
+        periodSeconds: 5
+        timeoutSeconds: 3
+        failureThreshold: 360
       readinessProbe:
         httpGet: {path: /readyz, port: 8000}
         periodSeconds: 5
@@ -87,7 +114,6 @@ spec:
         failureThreshold: 3
       livenessProbe:
         httpGet: {path: /healthz, port: 8000}
-        initialDelaySeconds: 60
         periodSeconds: 30
         timeoutSeconds: 10
         failureThreshold: 6
