@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Collection
 
-from controller.platforms.knative_manifest import HOLDER, JOB, release_labels
+from controller.platforms.knative_manifest import HOLDER, JOB, SHARED, release_labels
 from controller.platforms.knative_settings import KnativeSettings
-from controller.platforms.kube import SERVICES, Kube
+from controller.platforms.knative_sharing import leave, marks_of
+from controller.platforms.kube import SERVICES, Kube, Object
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ async def delete_held(kube: Kube, namespace: str, name: str, holder: str | None)
 async def collect(
     kube: Kube, settings: KnativeSettings, live: Callable[[], Awaitable[Collection[str]]]
 ) -> list[str]:
-    """Delete the Services of this release whose jobs nobody runs any more; their names.
+    """Delete the Services of this release whose jobs nobody runs any more; their names. From those
+    that several jobs use, take off the marks of such jobs.
 
     ``live`` tells the jobs that run, or are about to. It is asked after the Services have been
     listed: a job that begins in between is among them. A Service that changes hands meanwhile is
@@ -38,9 +40,28 @@ async def collect(
     removed = []
     for service in services:
         name, told = service["metadata"]["name"], service["metadata"].get("annotations", {})
+        if SHARED in service["metadata"].get("labels", {}):
+            if await _collect_shared(kube, settings, service, running):
+                _log.info("removed %s, which no job that runs uses", name)
+                removed.append(name)
+            continue
         if told.get(JOB) in running:
             continue
         if await delete_held(kube, settings.namespace, name, told.get(HOLDER)):
             _log.info("removed %s, which an earlier controller left", name)
             removed.append(name)
     return removed
+
+
+async def _collect_shared(
+    kube: Kube, settings: KnativeSettings, service: Object, running: Collection[str]
+) -> bool:
+    marks = marks_of(service)
+    if not marks:  # somebody took them off by hand
+        return await kube.delete(SERVICES, service)
+    gone = [
+        await leave(kube, settings.namespace, service["metadata"]["name"], mark)
+        for mark in marks
+        if mark.job not in running
+    ]
+    return any(gone)

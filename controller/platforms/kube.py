@@ -16,7 +16,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,8 @@ from rlhfless.errors import (
 )
 
 Object = dict[str, Any]
+Labels = Mapping[str, str | Sequence[str]]
+"""A selector: by label, the value, or those of which it must be one."""
 MANAGER = "rlhfless"
 """Our name as the owner of fields."""
 PATIENCE_S = 30.0
@@ -129,7 +131,7 @@ class Kube:
             raise _error(refusal, f"read {kind.plural} {name}") from refusal
 
     async def list(
-        self, kind: Kind, namespace: str = "", labels: Mapping[str, str] | None = None
+        self, kind: Kind, namespace: str = "", labels: Labels | None = None
     ) -> tuple[list[Object], str]:
         """All objects with these labels, and the resource version of that answer."""
         query = {"limit": str(_PAGE), "labelSelector": _selector(labels)}
@@ -153,14 +155,32 @@ class Kube:
         except Refusal as refusal:
             raise _error(refusal, f"create {kind.plural}") from refusal
 
-    async def apply(self, kind: Kind, body: Object, namespace: str) -> Object:
+    async def apply(
+        self, kind: Kind, body: Object, namespace: str, manager: str = MANAGER
+    ) -> Object:
         """Server-side apply: the object is as ``body`` says, whether it was there or not."""
         name = body["metadata"]["name"]
-        query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
+        query = {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"}
         try:
             return await self._patiently("PATCH", _path(kind, namespace, name), query, body)
         except Refusal as refusal:
             raise _error(refusal, f"apply {kind.plural} {name}") from refusal
+
+    async def relinquish(self, kind: Kind, item: Object, manager: str) -> bool:
+        """Give up every field that ``manager`` has applied: those that nobody else has applied go.
+        Not if the object has changed since it was read, or is gone; False: so it is."""
+        told = item["metadata"]
+        kept = {name: told[name] for name in ("name", "uid", "resourceVersion")}
+        body = {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": kept}
+        path = _path(kind, told["namespace"], told["name"])
+        query = {"fieldManager": manager, "force": "true"}
+        try:
+            await self._patiently("PATCH", path, query, body, repeat_conflict=False)
+        except Refusal as refusal:
+            if refusal.status == 409:
+                return False
+            raise _error(refusal, f"apply {kind.plural} {told['name']}") from refusal
+        return True
 
     async def delete(self, kind: Kind, item: Object) -> bool:
         """Delete the very object that was read, unless it has changed since; False: it has."""
@@ -186,7 +206,7 @@ class Kube:
         return True
 
     async def follow(
-        self, kind: Kind, namespace: str, labels: Mapping[str, str]
+        self, kind: Kind, namespace: str, labels: Labels
     ) -> AsyncGenerator[dict[str, Object], None]:
         """The objects with these labels by name: now, and again whenever something changed.
 
@@ -223,7 +243,7 @@ class Kube:
                 pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
     async def _watch(
-        self, kind: Kind, namespace: str, labels: Mapping[str, str], version: str
+        self, kind: Kind, namespace: str, labels: Labels, version: str
     ) -> AsyncGenerator[Object, None]:
         query = {
             "watch": "true",
@@ -310,8 +330,11 @@ def _path(kind: Kind, namespace: str, name: str = "") -> str:
     return f"{kind.api}/{scope}{kind.plural}" + (f"/{name}" if name else "")
 
 
-def _selector(labels: Mapping[str, str] | None) -> str:
-    return ",".join(f"{name}={value}" for name, value in (labels or {}).items())
+def _selector(labels: Labels | None) -> str:
+    return ",".join(
+        f"{name}={value}" if isinstance(value, str) else f"{name} in ({','.join(value)})"
+        for name, value in (labels or {}).items()
+    )
 
 
 def _take(known: dict[str, Object], event: Object) -> str:

@@ -55,7 +55,8 @@ class JobPlatform(Platform, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A job's functions. ``kinds``: what instances must have in common to be exchanged."""
+    """A job's functions. ``kinds``: what instances must have in common to be exchanged or shared,
+    of strings and tuples."""
 
     job: str
     deployments: Sequence[Deployment]
@@ -96,7 +97,7 @@ class HereHost:
 
 
 class KnativeHost:
-    """Pods of a cluster; each job's are its own."""
+    """Pods of a cluster; several jobs may share those whose model does not change."""
 
     def __init__(self, kube: Kube, settings: KnativeSettings, token: str) -> None:
         self._kube = kube
@@ -115,6 +116,7 @@ class KnativeHost:
             kube=self._kube,
             settings=self._settings,
             token=self._token,
+            kinds=wanted.kinds,
         )
         self._platforms.add(made)
         try:
