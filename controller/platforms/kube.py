@@ -58,6 +58,14 @@ class Kind:
 
 
 SERVICES = Kind("apis/serving.knative.dev/v1", "services")
+JOBS = Kind("apis/batch/v1", "jobs")
+ADDRESSES = Kind("api/v1", "services")
+"""The services of Kubernetes itself."""
+WORKLOADS = (
+    Kind("apis/kueue.x-k8s.io/v1beta2", "workloads"),
+    Kind("apis/kueue.x-k8s.io/v1beta1", "workloads"),
+)
+"""Kueue's, in the versions in which it may be there."""
 PODS = Kind("api/v1", "pods")
 CONFIG_MAPS = Kind("api/v1", "configmaps")
 NODES = Kind("api/v1", "nodes")
@@ -150,9 +158,17 @@ class Kube:
             query["continue"] = page["metadata"]["continue"]
 
     async def create(self, kind: Kind, body: Object, namespace: str = "") -> Object:
+        """A new object; one that has a name must have it to itself: if it is there, this very
+        request has made it when its answer was lost."""
+        name = body["metadata"].get("name", "")
+        query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
         try:
-            return await self._patiently("POST", _path(kind, namespace), {}, body)
+            return await self._patiently("POST", _path(kind, namespace), query, body)
         except Refusal as refusal:
+            if refusal.status == 409 and name:
+                found = await self.get(kind, name, namespace)
+                if found is not None:
+                    return found
             raise _error(refusal, f"create {kind.plural}") from refusal
 
     async def apply(

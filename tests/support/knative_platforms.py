@@ -13,7 +13,7 @@ from kubernetes.aio.client import Configuration
 from controller.ledger import Ledger
 from controller.platforms.base import Deployment
 from controller.platforms.knative import KnativePlatform
-from controller.platforms.knative_settings import KnativeSettings
+from controller.platforms.knative_settings import Gang, KnativeSettings
 from controller.platforms.kube import Kube
 from rlhfless.messages import FUNCTION_NAMES, FunctionName
 from tests.support.knative_cluster import TOKEN, KnativeCluster
@@ -43,6 +43,11 @@ class World:
             token=TOKEN,
             kinds=kinds,
         )
+
+
+def with_gangs(told: KnativeSettings, queue: str = "gangs") -> KnativeSettings:
+    """Training over nodes, a worker each."""
+    return told.model_copy(update={"training": Gang(gang="kueue", kueue_queue=queue)})
 
 
 def settings(
