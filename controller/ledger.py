@@ -3,7 +3,8 @@
 Platforms report state changes; the ledger turns them into seconds by state and function. An
 instance is held from start to stop, and at every moment of that it is ``cold`` (not yet ready),
 ``busy`` (serving at least one call) or ``idle``, so busy + idle + cold = held holds by
-construction. Pure: time comes in with each event (seconds of the loop's clock), never backwards.
+construction. What several jobs use together is in the books of each by its ``weight``. Pure: time
+comes in with each event (seconds of the loop's clock), never backwards.
 """
 
 from __future__ import annotations
@@ -21,13 +22,19 @@ PHASES: tuple[Phase, ...] = ("cold", "busy", "idle")
 
 @dataclass(frozen=True)
 class Span:
-    """One stretch of an instance's life, ``[start_s, end_s)``."""
+    """One stretch of an instance's life, ``[start_s, end_s)``. ``weight``: how much of it these
+    books are charged with."""
 
     instance: str
     function: FunctionName
     phase: Phase
     start_s: float
     end_s: float
+    weight: float = 1.0
+
+    @property
+    def charged_s(self) -> float:
+        return self.weight * (self.end_s - self.start_s)
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class _Open:
     function: FunctionName
     phase: Phase
     since_s: float
+    weight: float = 1.0
 
 
 @dataclass
@@ -80,9 +88,18 @@ class Ledger:
     _booked: dict[FunctionName, dict[Phase, float]] = field(default_factory=dict)
     """Sums over ``spans``: a job is asked what it has used after every step."""
 
-    def started(self, instance: str, function: FunctionName, now_s: float) -> None:
+    def started(
+        self, instance: str, function: FunctionName, now_s: float, weight: float = 1.0
+    ) -> None:
         assert instance not in self._open, f"{instance} started twice"
-        self._open[instance] = _Open(function, "cold", now_s)
+        self._open[instance] = _Open(function, "cold", now_s, weight)
+
+    def weigh(self, instance: str, weight: float, now_s: float) -> None:
+        """From now on, this is the part of the instance that is ours to pay for."""
+        current = self._open.get(instance)
+        if current is not None and current.weight != weight:
+            self._close_span(instance, current, now_s)
+            current.weight, current.since_s = weight, now_s
 
     def phase(self, instance: str, phase: Phase, now_s: float) -> None:
         """The instance enters a phase; entering the one it is in changes nothing."""
@@ -109,7 +126,7 @@ class Ledger:
         for span in (*recent, *self._running(now_s)):
             overlap = min(span.end_s, now_s) - max(span.start_s, since_s)
             if overlap > 0:
-                seconds[span.function][span.phase] += overlap
+                seconds[span.function][span.phase] += overlap * span.weight
         return {f: self._priced(f, by_phase) for f, by_phase in seconds.items()}
 
     def total(self, now_s: float, since_s: float = float("-inf")) -> Usage:
@@ -132,14 +149,15 @@ class Ledger:
 
     def _running(self, now_s: float) -> list[Span]:
         return [
-            Span(name, o.function, o.phase, o.since_s, max(now_s, o.since_s))
+            Span(name, o.function, o.phase, o.since_s, max(now_s, o.since_s), o.weight)
             for name, o in self._open.items()
         ]
 
     def _close_span(self, instance: str, current: _Open, now_s: float) -> None:
         if now_s > current.since_s:
-            self.spans.append(
-                Span(instance, current.function, current.phase, current.since_s, now_s)
+            span = Span(
+                instance, current.function, current.phase, current.since_s, now_s, current.weight
             )
+            self.spans.append(span)
             booked = self._booked.setdefault(current.function, dict.fromkeys(PHASES, 0.0))
-            booked[current.phase] += now_s - current.since_s
+            booked[current.phase] += span.charged_s

@@ -1,4 +1,5 @@
-"""The Knative platform: function instances as pods of Knative Services, one Service a function.
+"""The Knative platform: function instances as pods of Knative Services, one Service a function of a
+job, or of all jobs that use the same model.
 
 Entering applies the Services (``knative_manifest``), which takes no node yet; calls go to the URLs
 that their status names, when a pod has room (``knative_pool``); what runs is learnt by following
@@ -7,7 +8,7 @@ controller that crashed has left is taken over by whoever drives the job next, s
 from the job, or removed by ``knative_garbage``.
 
 A Service bears its holder's name: a controller that has lost a job to another one finds it changed
-and leaves it alone.
+and leaves it alone. Those that jobs share bear one for each job (``knative_sharing``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Hashable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from controller.ledger import Ledger
@@ -26,24 +28,31 @@ from controller.platforms.knative_garbage import delete_held
 from controller.platforms.knative_logs import LINGER_S, PodLogs
 from controller.platforms.knative_manifest import (
     PORT,
+    SHARED,
+    Lane,
     as_here,
     job_labels,
     lanes,
+    release_labels,
     service_manifest,
-    service_name,
+    shared_manifest,
 )
+from controller.platforms.knative_owner import owner_reference
 from controller.platforms.knative_pods import Pods
 from controller.platforms.knative_pool import KnativePool, Route
 from controller.platforms.knative_settings import KnativeSettings, duration_s
-from controller.platforms.knative_status import read_pod, read_service
-from controller.platforms.kube import PODS, SERVICES, Kind, Kube, Object
+from controller.platforms.knative_sharing import Mark, leave, marks_of
+from controller.platforms.knative_status import PodView, read_pod, read_service
+from controller.platforms.kube import MANAGER, PODS, SERVICES, Kind, Kube, Object
 from controller.platforms.local_logs import LogFiles, LogSlice
-from rlhfless.errors import CapacityError, InternalError, RlhflessError, UserError
+from rlhfless.errors import CapacityError, InternalError, RlhflessError
 from rlhfless.messages import ROUTES, AnyFrame, FunctionName, Request, SteerRequest
 
 SILENCE_S = 60.0
 """A stream that says nothing for so long, though heartbeats are due every five seconds, is broken.
 """
+SHAREABLE: tuple[FunctionName, ...] = ("reward", "reference")
+"""Functions whose model does not change while a job runs."""
 _RETRY_PAUSE_S = 0.05
 _LONGEST_RETRY_PAUSE_S = 2.0
 _CHECK_S = 0.5
@@ -56,7 +65,8 @@ class KnativePlatform:
     """``async with KnativePlatform(...) as platform``. ``job`` names what the functions belong to;
     ``token`` is what they ask of their callers; ``kube`` stays the caller's to close. ``logs``:
     where to put what pods say, if anybody takes it (``log_slices``); ``logged_to_s``: Unix time up
-    to which that of the job has been kept."""
+    to which that of the job has been kept; ``kinds``: by function, what jobs must have in common to
+    use one Service together."""
 
     def __init__(
         self,
@@ -69,9 +79,12 @@ class KnativePlatform:
         token: str,
         logs: LogFiles | None = None,
         logged_to_s: float = 0.0,
+        kinds: Mapping[FunctionName, Hashable] | None = None,
     ) -> None:
         self.job = job
         self.holder = uuid.uuid4().hex
+        self._mark = Mark(job, self.holder)
+        self._kinds = {f: kind for f, kind in (kinds or {}).items() if f in SHAREABLE}
         self._deployments = [as_here(deployment, settings) for deployment in deployments]
         self._kube = kube
         self._settings = settings
@@ -92,6 +105,7 @@ class KnativePlatform:
                 name=self.holder[:8],
                 since_s=logged_to_s,
             )
+        self._views: dict[bool, list[PodView]] = {}  # of our own pods, and of shared ones
         self._serving: dict[tuple[str, str], str] = {}  # by job and call: the pod's name
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: RlhflessError | None = None
@@ -101,38 +115,48 @@ class KnativePlatform:
             self._pools[deployment.function] = self._new_pool(deployment)
 
     def _new_pool(self, deployment: Deployment) -> KnativePool:
-        settings, routes = self._settings, []
-        for lane in lanes(deployment, settings.functions[deployment.function]):
-            name = service_name(settings, self.job, deployment.function, lane.pool.name)
-            route = Route(name, lane, self._pods, deployment.concurrency)
+        shared, routes = deployment.function in self._kinds, []
+        pods = self._settings.functions[deployment.function]
+        for lane in lanes(deployment, pods, shared=shared):
+            name = self._manifest(deployment, lane, None)["metadata"]["name"]
+            route = Route(name, lane, self._pods, deployment.concurrency, shared=shared)
             self._routes[route.name] = route
             self._functions[route.name] = deployment.function
             routes.append(route)
         start_s, request_s = self._start_timeout_s, self._terms.request_s
         return KnativePool(deployment, routes, self._client, start_s, request_s)
 
+    def _manifest(self, deployment: Deployment, lane: Lane, owner: Object | None) -> Object:
+        kind = self._kinds.get(deployment.function)
+        if kind is None:
+            return service_manifest(self._settings, self.job, deployment, lane, self.holder, owner)
+        return shared_manifest(self._settings, kind, deployment, lane, self._mark.annotation, owner)
+
     async def __aenter__(self) -> KnativePlatform:
         """Apply the Services; returns when the API server has them, before they are ready."""
         try:
-            owner = await self._owner()
+            owner = await owner_reference(self._kube, self._settings)
             async with asyncio.TaskGroup() as group:
-                for deployment in self._deployments:
-                    for route in self._pools[deployment.function].routes:
-                        manifest = service_manifest(
-                            self._settings, self.job, deployment, route.lane, self.holder, owner
-                        )
-                        group.create_task(
-                            self._kube.apply(SERVICES, manifest, self._settings.namespace)
-                        )
+                for pool in self._pools.values():
+                    for route in pool.routes:
+                        group.create_task(self._apply(pool.deployment, route, owner))
         except BaseException as error:
             await self.close()
             if isinstance(error, BaseExceptionGroup):
                 raise error.exceptions[0] from None
             raise
-        self._begin(self._follow(SERVICES))
-        self._begin(self._follow(PODS))
+        for shared in dict.fromkeys(route.shared for route in self._routes.values()):
+            self._begin(self._follow(SERVICES, shared))
+            self._begin(self._follow(PODS, shared))
         self._begin(self._check())
         return self
+
+    async def _apply(self, deployment: Deployment, route: Route, owner: Object | None) -> None:
+        manifest = self._manifest(deployment, route.lane, owner)
+        manager = self._mark.manager if route.shared else MANAGER
+        made = await self._kube.apply(SERVICES, manifest, self._settings.namespace, manager)
+        if route.shared:
+            self._pods.share(route.name, len(marks_of(made)))
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
@@ -195,22 +219,29 @@ class KnativePlatform:
         self._closing = True
         for pool in self._pools.values():
             await pool.close()
-        namespace = self._settings.namespace
-        deleted: list[bool] = []
+        gone: list[bool] = []
         try:
-            deleted += [
-                await delete_held(self._kube, namespace, name, self.holder) for name in self._routes
-            ]
-            if self._tasks and any(deleted):
+            gone += [await self._leave(route) for route in self._routes.values()]
+            if self._tasks and any(gone):
                 await self._until_gone()
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             if self._logs is not None:
-                await self._logs.close(LINGER_S if any(deleted) else 0.0)
+                await self._logs.close(LINGER_S if any(gone) else 0.0)
             self._pods.close()
             await self._client.aclose()
+
+    async def _leave(self, route: Route) -> bool:
+        """Whether its Service is gone."""
+        namespace = self._settings.namespace
+        if not route.shared:
+            return await delete_held(self._kube, namespace, route.name, self.holder)
+        gone = await leave(self._kube, namespace, route.name, self._mark)
+        if not gone:  # others go on with it
+            self._pods.forget(route.name)
+        return gone
 
     # --- for who drives several jobs --------------------------------------------------------------
 
@@ -232,23 +263,30 @@ class KnativePlatform:
 
     # --- what the cluster tells -------------------------------------------------------------------
 
-    async def _follow(self, kind: Kind) -> None:
-        labels = job_labels(self._settings, self.job)
+    async def _follow(self, kind: Kind, shared: bool) -> None:
+        names = [name for name, route in self._routes.items() if route.shared]
+        own = job_labels(self._settings, self.job)
+        labels = {**release_labels(self._settings), SHARED: names} if shared else own
         following = self._kube.follow(kind, self._settings.namespace, labels)
         async with contextlib.aclosing(following) as snapshots:
             async for snapshot in snapshots:
                 if kind is PODS:
-                    self._pods.update(read_pod(pod) for pod in snapshot.values())
-                    if self._logs is not None:
+                    self._views[shared] = [read_pod(pod) for pod in snapshot.values()]
+                    self._pods.update(chain.from_iterable(self._views.values()))
+                    if self._logs is not None and not shared:
                         self._logs.update(snapshot.values())
                 else:
-                    self._take_services(snapshot)
+                    self._take_services(snapshot, shared)
                 self._wake()
 
-    def _take_services(self, snapshot: dict[str, Object]) -> None:
+    def _take_services(self, snapshot: dict[str, Object], shared: bool) -> None:
         for name, route in self._routes.items():
+            if route.shared != shared:
+                continue
             if name in snapshot:
                 route.view = read_service(snapshot[name])
+                if shared and not self._closing:
+                    self._pods.share(name, len(marks_of(snapshot[name])) or 1)
             elif route.view.url is not None and not self._closing:
                 self._fail(CapacityError(f"somebody deleted the Knative service {name}"))
 
@@ -272,25 +310,6 @@ class KnativePlatform:
                     await self._changed.wait()
 
     # --- parts ------------------------------------------------------------------------------------
-
-    async def _owner(self) -> Object | None:
-        """A reference to what our Services go with; None where the settings name nothing."""
-        owner = self._settings.owner
-        if owner is None:
-            return None
-        group = owner.api_version
-        api = f"apis/{group}" if "/" in group else f"api/{group}"
-        kind = Kind(api, f"{owner.kind.lower()}s")
-        found = await self._kube.get(kind, owner.name, self._settings.namespace)
-        if found is None:
-            detail = f"there is no {owner.kind} {owner.name} that functions could belong to"
-            raise UserError(detail, param="owner.name")
-        return {
-            "apiVersion": group,
-            "kind": owner.kind,
-            "name": owner.name,
-            "uid": found["metadata"]["uid"],
-        }
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:

@@ -1,4 +1,7 @@
-"""The Knative Services of a job's functions, as the API server is told of them. Pure.
+"""The Knative Services of functions, as the API server is told of them. Pure.
+
+Most belong to one job. Functions whose model does not change over a job are alike for all jobs of a
+tenant that use the same: one Service serves them, named for what its pods are.
 
 The pods come from the operator's templates; what is added here belongs to the job, or stands
 against a trap of Knative:
@@ -15,7 +18,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import msgspec
@@ -29,6 +34,8 @@ PORT = 8000
 LABEL = "rlhfless.io"
 HOLDER = f"{LABEL}/holder"
 """Annotation: which platform object made or took over a Service; it alone deletes it in order."""
+SHARED = f"{LABEL}/shared"
+"""Label: the name of a Service that serves several jobs, on it and on its pods."""
 JOB = f"{LABEL}/job"
 """Annotation: the job's id in full (the label of this name holds its digest)."""
 _SHORTEST_WINDOW_S, _LONGEST_WINDOW_S = 6, 60
@@ -43,10 +50,11 @@ class Lane:
     max_instances: int
 
 
-def lanes(deployment: Deployment, pods: FunctionPods) -> list[Lane]:
-    """Spot nodes first. Each may take all instances: the other's nodes can run out."""
+def lanes(deployment: Deployment, pods: FunctionPods, *, shared: bool = False) -> list[Lane]:
+    """Spot nodes first. Each may take all instances: the other's nodes can run out. A Service that
+    is shared has room for all its jobs, each of which keeps to its own bound."""
     order = sorted(pods.pools, key=lambda pool: pool.name != "spot")
-    most = deployment.max_instances
+    most = sum(pool.max_instances for pool in order) if shared else deployment.max_instances
     return [Lane(pool, min(pool.max_instances, most)) for pool in order if pool.max_instances]
 
 
@@ -119,33 +127,73 @@ def service_manifest(
     holder: str,
     owner: Object | None = None,
 ) -> Object:
-    """``deployment``: as it is here; ``owner``: an owner reference. Two calls with other holders
-    and owners differ in nothing that would make a new revision."""
-    template = copy.deepcopy(lane.pool.template)
-    given: Object = template.get("metadata", {})
-    labels = {**given.get("labels", {}), **job_labels(settings, job)}
+    """A Service of one job's. ``deployment``: as it is here; ``owner``: an owner reference. Two
+    calls with other holders and owners differ in nothing that would make a new revision."""
+    name = service_name(settings, job, deployment.function, lane.pool.name)
+    marks = {HOLDER: holder, JOB: job}
+    return _service(
+        settings, name, job_labels(settings, job), marks, _spec(settings, deployment, lane), owner
+    )
+
+
+def shared_manifest(
+    settings: KnativeSettings,
+    kind: Hashable,
+    deployment: Deployment,
+    lane: Lane,
+    mark: dict[str, str],
+    owner: Object | None = None,
+) -> Object:
+    """A Service for all jobs whose functions are of this ``kind`` and run alike: its name follows
+    from both, so two that want one of the same name want the same one. ``kind`` is of strings and
+    tuples, so every controller writes it alike; ``mark``: the annotation of who asks."""
+    spec = _spec(settings, deployment, lane)
+    told = [settings.release, deployment.function, lane.pool.name, repr(kind), spec]
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
+    name = f"fn-{digest}-{deployment.function}" + ("-spot" if lane.pool.name == "spot" else "")
+    labels = {**release_labels(settings), SHARED: name}
+    return _service(settings, name, labels, mark, spec, owner)
+
+
+def _service(
+    settings: KnativeSettings,
+    name: str,
+    labels: dict[str, str],
+    annotations: dict[str, str],
+    spec: Object,
+    owner: Object | None,
+) -> Object:
+    spec = copy.deepcopy(spec)
+    told: Object = spec["template"]["metadata"]
+    told["labels"] |= labels
     metadata: Object = {
-        "name": service_name(settings, job, deployment.function, lane.pool.name),
+        "name": name,
         "namespace": settings.namespace,
-        "labels": {**labels, "networking.knative.dev/visibility": "cluster-local"},
-        "annotations": {HOLDER: holder, JOB: job},
+        "labels": {**told["labels"], "networking.knative.dev/visibility": "cluster-local"},
+        "annotations": annotations,
     }
     if owner is not None:
         metadata["ownerReferences"] = [owner]
-    scaling = _scaling(settings, deployment, lane)
     return {
         "apiVersion": "serving.knative.dev/v1",
         "kind": "Service",
         "metadata": metadata,
-        "spec": {
-            "template": {
-                "metadata": {
-                    "labels": labels,
-                    "annotations": {**given.get("annotations", {}), **scaling},
-                },
-                "spec": _pod(settings, deployment, template["spec"]),
-            }
-        },
+        "spec": spec,
+    }
+
+
+def _spec(settings: KnativeSettings, deployment: Deployment, lane: Lane) -> Object:
+    template = copy.deepcopy(lane.pool.template)
+    given: Object = template.get("metadata", {})
+    scaling = _scaling(settings, deployment, lane)
+    return {
+        "template": {
+            "metadata": {
+                "labels": given.get("labels", {}),
+                "annotations": {**given.get("annotations", {}), **scaling},
+            },
+            "spec": _pod(settings, deployment, template["spec"]),
+        }
     }
 
 

@@ -43,14 +43,28 @@ class Pods:
         self._now_s = now_s
         self._waiting: dict[str, PodView] = {}
         self._held: dict[str, Pod] = {}
+        self._num_users: dict[str, int] = {}
+
+    def share(self, service: str, num_users: int) -> None:
+        """So many jobs use the pods of a service; each books an equal part of them."""
+        self._num_users[service] = num_users
+        for name, pod in self._held.items():
+            if pod.view.service == service:
+                self._ledger.weigh(name, 1 / num_users, self._now_s())
+
+    def forget(self, service: str) -> None:
+        """Its pods, which may go on, are not ours any more."""
+        del self._functions[service]
+        self._waiting = {n: view for n, view in self._waiting.items() if view.service != service}
+        for name in [name for name, pod in self._held.items() if pod.view.service == service]:
+            self._end(name)
 
     def update(self, views: Iterable[PodView]) -> None:
         """This is all there is now."""
         now_s = self._now_s()
         told = {v.name: v for v in views if v.service in self._functions and v.phase != "gone"}
         for name in self._held.keys() - told.keys():
-            del self._held[name]
-            self._ledger.stopped(name, now_s)
+            self._end(name)
         self._waiting = {}
         for name, view in told.items():
             if name not in self._held and view.phase == "waiting":
@@ -59,7 +73,8 @@ class Pods:
             if name not in self._held:
                 function = self._functions[view.service]
                 self._held[name] = Pod(view, function)
-                self._ledger.started(name, function, now_s)
+                weight = 1 / self._num_users.get(view.service, 1)
+                self._ledger.started(name, function, now_s, weight)
             self._held[name].view = view
             self._book(self._held[name])
 
@@ -104,6 +119,10 @@ class Pods:
     def num_left(self) -> int:
         """Pods that are there in any way."""
         return len(self._held) + len(self._waiting)
+
+    def _end(self, name: str) -> None:
+        del self._held[name]
+        self._ledger.stopped(name, self._now_s())
 
     def _book(self, pod: Pod) -> None:
         if pod.calls:

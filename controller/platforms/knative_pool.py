@@ -27,11 +27,15 @@ _log = logging.getLogger(__name__)
 
 
 class Route:
-    """One Service of a function: ``name`` in the API, ``view`` of its state."""
+    """One Service of a function: ``name`` in the API, ``view`` of its state; ``shared``: other
+    jobs may use it, too, and what its pods do for those is not known here."""
 
-    def __init__(self, name: str, lane: Lane, pods: Pods, concurrency: int) -> None:
+    def __init__(
+        self, name: str, lane: Lane, pods: Pods, concurrency: int, *, shared: bool = False
+    ) -> None:
         self.name = name
         self.lane = lane
+        self.shared = shared
         self.view = ServiceView()
         self.unplaced = 0  # calls sent of which we do not know the pod yet
         self.pokes: set[asyncio.Task[None]] = set()

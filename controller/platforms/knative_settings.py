@@ -11,7 +11,7 @@ import re
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from rlhfless.errors import UserError
@@ -93,8 +93,18 @@ class RequestLimits(_Section):
 
 
 class Gang(_Section):
+    """How training runs whose workers do not fit into one pod: not at all, as a Job of at most
+    ``nodes`` pods that Kueue's LocalQueue ``kueue_queue`` admits, or on a Ray cluster."""
+
     gang: Literal["none", "kueue", "ray"] = "none"
     kueue_queue: str = ""
+    nodes: Annotated[int, Field(ge=1)] = 8
+
+    @model_validator(mode="after")
+    def _has_a_queue(self) -> Gang:
+        if self.gang == "kueue" and not self.kueue_queue:
+            raise ValueError("gang kueue needs kueueQueue, the name of a LocalQueue")
+        return self
 
 
 class KnativeSettings(_Section):

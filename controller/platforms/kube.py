@@ -16,7 +16,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,8 @@ from rlhfless.errors import (
 )
 
 Object = dict[str, Any]
+Labels = Mapping[str, str | Sequence[str]]
+"""A selector: by label, the value, or those of which it must be one."""
 MANAGER = "rlhfless"
 """Our name as the owner of fields."""
 PATIENCE_S = 30.0
@@ -57,6 +59,14 @@ class Kind:
 
 
 SERVICES = Kind("apis/serving.knative.dev/v1", "services")
+JOBS = Kind("apis/batch/v1", "jobs")
+ADDRESSES = Kind("api/v1", "services")
+"""The services of Kubernetes itself."""
+WORKLOADS = (
+    Kind("apis/kueue.x-k8s.io/v1beta2", "workloads"),
+    Kind("apis/kueue.x-k8s.io/v1beta1", "workloads"),
+)
+"""Kueue's, in the versions in which it may be there."""
 PODS = Kind("api/v1", "pods")
 CONFIG_MAPS = Kind("api/v1", "configmaps")
 NODES = Kind("api/v1", "nodes")
@@ -136,7 +146,7 @@ class Kube:
             raise _error(refusal, f"read {kind.plural} {name}") from refusal
 
     async def list(
-        self, kind: Kind, namespace: str = "", labels: Mapping[str, str] | None = None
+        self, kind: Kind, namespace: str = "", labels: Labels | None = None
     ) -> tuple[list[Object], str]:
         """All objects with these labels, and the resource version of that answer."""
         query = {"limit": str(_PAGE), "labelSelector": _selector(labels)}
@@ -155,19 +165,45 @@ class Kube:
             query["continue"] = page["metadata"]["continue"]
 
     async def create(self, kind: Kind, body: Object, namespace: str = "") -> Object:
+        """A new object; one that has a name must have it to itself: if it is there, this very
+        request has made it when its answer was lost."""
+        name = body["metadata"].get("name", "")
+        query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
         try:
-            return await self._patiently("POST", _path(kind, namespace), {}, body)
+            return await self._patiently("POST", _path(kind, namespace), query, body)
         except Refusal as refusal:
+            if refusal.status == 409 and name:
+                found = await self.get(kind, name, namespace)
+                if found is not None:
+                    return found
             raise _error(refusal, f"create {kind.plural}") from refusal
 
-    async def apply(self, kind: Kind, body: Object, namespace: str) -> Object:
+    async def apply(
+        self, kind: Kind, body: Object, namespace: str, manager: str = MANAGER
+    ) -> Object:
         """Server-side apply: the object is as ``body`` says, whether it was there or not."""
         name = body["metadata"]["name"]
-        query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
+        query = {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"}
         try:
             return await self._patiently("PATCH", _path(kind, namespace, name), query, body)
         except Refusal as refusal:
             raise _error(refusal, f"apply {kind.plural} {name}") from refusal
+
+    async def relinquish(self, kind: Kind, item: Object, manager: str) -> bool:
+        """Give up every field that ``manager`` has applied: those that nobody else has applied go.
+        Not if the object has changed since it was read, or is gone; False: so it is."""
+        told = item["metadata"]
+        kept = {name: told[name] for name in ("name", "uid", "resourceVersion")}
+        body = {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": kept}
+        path = _path(kind, told["namespace"], told["name"])
+        query = {"fieldManager": manager, "force": "true"}
+        try:
+            await self._patiently("PATCH", path, query, body, repeat_conflict=False)
+        except Refusal as refusal:
+            if refusal.status == 409:
+                return False
+            raise _error(refusal, f"apply {kind.plural} {told['name']}") from refusal
+        return True
 
     async def delete(self, kind: Kind, item: Object) -> bool:
         """Delete the very object that was read, unless it has changed since; False: it has."""
@@ -193,7 +229,7 @@ class Kube:
         return True
 
     async def follow(
-        self, kind: Kind, namespace: str, labels: Mapping[str, str]
+        self, kind: Kind, namespace: str, labels: Labels
     ) -> AsyncGenerator[dict[str, Object], None]:
         """The objects with these labels by name: now, and again whenever something changed.
 
@@ -262,7 +298,7 @@ class Kube:
             response.close()
 
     async def _watch(
-        self, kind: Kind, namespace: str, labels: Mapping[str, str], version: str
+        self, kind: Kind, namespace: str, labels: Labels, version: str
     ) -> AsyncGenerator[Object, None]:
         query = {
             "watch": "true",
@@ -350,8 +386,11 @@ def _path(kind: Kind, namespace: str, name: str = "") -> str:
     return f"{kind.api}/{scope}{kind.plural}" + (f"/{name}" if name else "")
 
 
-def _selector(labels: Mapping[str, str] | None) -> str:
-    return ",".join(f"{name}={value}" for name, value in (labels or {}).items())
+def _selector(labels: Labels | None) -> str:
+    return ",".join(
+        f"{name}={value}" if isinstance(value, str) else f"{name} in ({','.join(value)})"
+        for name, value in (labels or {}).items()
+    )
 
 
 def _take(known: dict[str, Object], event: Object) -> str:

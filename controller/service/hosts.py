@@ -56,8 +56,9 @@ class JobPlatform(Platform, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A job's functions. ``kinds``: what instances must have in common to be exchanged;
-    ``logged_to_s``: Unix time up to which what they said has been kept by now."""
+    """A job's functions. ``kinds``: what instances must have in common to be exchanged or shared,
+    of strings and tuples; ``logged_to_s``: Unix time up to which what they said has been kept by
+    now."""
 
     job: str
     deployments: Sequence[Deployment]
@@ -99,7 +100,7 @@ class HereHost:
 
 
 class KnativeHost:
-    """Pods of a cluster; each job's are its own."""
+    """Pods of a cluster; several jobs may share those whose model does not change."""
 
     def __init__(self, kube: Kube, settings: KnativeSettings, token: str, logs: LogFiles) -> None:
         self._kube = kube
@@ -121,6 +122,7 @@ class KnativeHost:
             token=self._token,
             logs=self._logs,
             logged_to_s=wanted.logged_to_s,
+            kinds=wanted.kinds,
         )
         self._platforms.add(made)
         try:

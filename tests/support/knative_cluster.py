@@ -199,7 +199,7 @@ class KnativeCluster:
 
     async def _contain(self, revision: Revision, pod: Pod, restarts: int) -> bool:
         """One life of the pod's container; False: it is to be started again."""
-        pod.process = await self._spawn(revision, pod)
+        pod.process = await self.spawn(revision.template["spec"]["containers"][0], pod)
         if restarts:
             self._tell(pod, _running(pod.ip, ready=False, restarts=restarts))
         ended = asyncio.create_task(pod.process.wait())
@@ -216,9 +216,8 @@ class KnativeCluster:
         await asyncio.sleep(RESTART_S)
         return pod.stopping or revision.deleted
 
-    async def _spawn(self, revision: Revision, pod: Pod) -> asyncio.subprocess.Process:
+    async def spawn(self, container: Object, pod: Pod) -> asyncio.subprocess.Process:
         """What a kubelet does of the container: its command, its arguments, its environment."""
-        container = revision.template["spec"]["containers"][0]
         assert container["command"] == ["python", "-m", "functions.host"]
         environment = {"HOSTNAME": pod.name}
         for item in container["env"]:

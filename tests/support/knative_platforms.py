@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from kubernetes.aio.client import Configuration
 from controller.ledger import Ledger
 from controller.platforms.base import Deployment
 from controller.platforms.knative import KnativePlatform
-from controller.platforms.knative_settings import KnativeSettings
+from controller.platforms.knative_settings import Gang, KnativeSettings
 from controller.platforms.kube import Kube
-from rlhfless.messages import FUNCTION_NAMES
+from rlhfless.messages import FUNCTION_NAMES, FunctionName
 from tests.support.knative_cluster import TOKEN, KnativeCluster
 from tests.support.kube_api import KubeApi
 
@@ -28,7 +28,11 @@ class World:
     settings: KnativeSettings
 
     def platform(
-        self, *deployments: Deployment, job: str = "job-1", ledger: Ledger | None = None
+        self,
+        *deployments: Deployment,
+        job: str = "job-1",
+        ledger: Ledger | None = None,
+        kinds: Mapping[FunctionName, Hashable] | None = None,
     ) -> KnativePlatform:
         return KnativePlatform(
             deployments or [Deployment("rollout")],
@@ -37,7 +41,13 @@ class World:
             kube=self.kube,
             settings=self.settings,
             token=TOKEN,
+            kinds=kinds,
         )
+
+
+def with_gangs(told: KnativeSettings, queue: str = "gangs") -> KnativeSettings:
+    """Training over nodes, a worker each."""
+    return told.model_copy(update={"training": Gang(gang="kueue", kueue_queue=queue)})
 
 
 def settings(

@@ -2,9 +2,9 @@
 
 Real HTTP on a loopback port. Any group, version and plural is stored; those in ``schemas`` have
 their objects checked. ``list`` and ``watch`` take label selectors and resource versions; a version
-older than the last compaction is answered 410; ``apply`` is server-side apply with field ownership
-by top-level leaf; deletes honour preconditions. ``fail_next`` makes the server refuse or cut off,
-``drop_watches`` ends every watch in the middle of its stream.
+older than the last compaction is answered 410; ``apply`` is server-side apply with fields that have
+one owner or several; deletes honour preconditions. ``fail_next`` makes the server refuse or cut
+off, ``drop_watches`` ends every watch in the middle of its stream.
 """
 
 from __future__ import annotations
@@ -27,7 +27,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-Object = dict[str, Any]
+from tests.support.kube_objects import (
+    Object,
+    Path,
+    Selector,
+    at,
+    drop,
+    leaves,
+    matches,
+    parse_selector,
+    put,
+)
+
 Key = tuple[str, str, str]
 """API (``apis/serving.knative.dev/v1``), plural, namespace."""
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -73,7 +84,7 @@ class Store:
     listeners: list[Callable[[Change], None]] = field(default_factory=list)
     compacted: int = 0
     _versions: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    _owned: dict[str, dict[tuple[str, ...], str]] = field(default_factory=dict)  # by uid, by path
+    _owned: dict[str, dict[Path, set[str]]] = field(default_factory=dict)  # by uid
     latest: int = 0
 
     def get(self, key: Key, name: str) -> Object:
@@ -82,7 +93,7 @@ class Store:
         except KeyError:
             raise ApiError(404, "NotFound", f'{key[1]} "{name}" not found') from None
 
-    def all(self, key: Key, selector: Mapping[str, str] | None = None) -> list[Object]:
+    def all(self, key: Key, selector: Selector | None = None) -> list[Object]:
         """In the order of their names; ``key`` with an empty namespace: of all namespaces."""
         found = [
             item
@@ -131,29 +142,38 @@ class Store:
         self.update(key, {**now, "status": status})
 
     def apply(self, key: Key, name: str, body: Object, manager: str, force: bool) -> Object:
-        """Server-side apply: sets what is given, drops what this manager gave before and does not
-        give now, and refuses (409) to set otherwise what another manager owns, unless forced."""
+        """Server-side apply: sets what is given; drops what this manager alone gave before and does
+        not give now; refuses (409) to set otherwise what another manager owns, unless forced. Who
+        sets what another has set owns it as well. A uid or version that is given must be right."""
         body = copy.deepcopy(body)
         body.pop("status", None)
         paths = set(leaves(body))
+        given = {n: body["metadata"].pop(n, None) for n in ("uid", "resourceVersion")}
         try:
             old = self.get(key, name)
         except ApiError:
+            if given["uid"]:
+                raise ApiError(409, "Conflict", "uid mismatch: no existing object") from None
             new = self.create(key, body)
-            self._owned[new["metadata"]["uid"]] = dict.fromkeys(paths, manager)
+            self._owned[new["metadata"]["uid"]] = {path: {manager} for path in paths}
             return new
+        if any(said and said != old["metadata"][name_] for name_, said in given.items()):
+            raise ApiError(409, "Conflict", f'{key[1]} "{name}": the object has been modified')
         owned = self._owned.setdefault(old["metadata"]["uid"], {})
         new = copy.deepcopy(old)
-        taken = [p for p in paths if owned.get(p, manager) != manager and at(old, p) != at(body, p)]
+        other = [path for path in paths if at(old, path) != at(body, path)]
+        taken = [path for path in other if owned.get(path, set()) - {manager}]
         if taken and not force:
             fields = ", ".join(".".join(path) for path in taken)
             raise ApiError(409, "Conflict", f"Apply failed with conflicts: {fields}")
-        for path in [p for p, who in owned.items() if who == manager and p not in paths]:
-            drop(new, path)
-            del owned[path]
+        for path in [p for p, who in owned.items() if manager in who and p not in paths]:
+            owned[path].discard(manager)
+            if not owned[path]:
+                drop(new, path)
+                del owned[path]
         for path in paths:
             put(new, path, at(body, path))
-            owned[path] = manager
+            owned[path] = {manager} if path in other else owned.get(path, set()) | {manager}
         return self.update(key, new)
 
     def delete(self, key: Key, name: str, preconditions: Mapping[str, str]) -> Object:
@@ -325,7 +345,7 @@ class KubeApi:
             self._watches.discard(queue)
 
 
-def as_selected(change: Change, selector: Mapping[str, str]) -> str | None:
+def as_selected(change: Change, selector: Selector) -> str | None:
     """A change as a watch with a selector tells it: objects come into it and leave it."""
     was = change.before is not None and matches(change.before, selector)
     now = change.type != "DELETED" and matches(change.object, selector)
@@ -338,46 +358,6 @@ def as_selected(change: Change, selector: Mapping[str, str]) -> str | None:
 
 def encode(kind: str, item: Object) -> bytes:
     return json.dumps({"type": kind, "object": item}).encode() + b"\n"
-
-
-def matches(item: Object, selector: Mapping[str, str]) -> bool:
-    labels = item["metadata"].get("labels", {})
-    return all(labels.get(name) == value for name, value in selector.items())
-
-
-def parse_selector(text: str) -> dict[str, str]:
-    """``a=b,c=d``."""
-    return dict(part.split("=", 1) for part in text.split(",") if part)
-
-
-def leaves(body: Object, at_path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Paths of what is not a mapping (lists are owned whole) and of empty mappings."""
-    for name, value in body.items():
-        path = (*at_path, name)
-        if isinstance(value, dict) and value:
-            yield from leaves(value, path)
-        elif path not in ((("metadata", "name")), ("apiVersion",), ("kind",)):
-            yield path
-
-
-def at(body: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        body = body.get(name, {}) if isinstance(body, dict) else {}
-    return copy.deepcopy(body)
-
-
-def put(body: Object, path: tuple[str, ...], value: Any) -> None:
-    for name in path[:-1]:
-        body = body.setdefault(name, {})
-    body[path[-1]] = value
-
-
-def drop(body: Object, path: tuple[str, ...]) -> None:
-    for name in path[:-1]:
-        if name not in body:
-            return
-        body = body[name]
-    body.pop(path[-1], None)
 
 
 @contextlib.asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ from controller.platforms.base import Deployment
 from controller.platforms.knative_manifest import (
     HOLDER,
     JOB,
+    SHARED,
     as_here,
     job_labels,
     lanes,
     release_labels,
     service_manifest,
     service_name,
+    shared_manifest,
 )
 from controller.platforms.knative_settings import KnativeSettings
 from controller.platforms.kube import Object
@@ -158,3 +161,32 @@ def test_releases_do_not_cross() -> None:
     assert service_name(one, "j", "reward", "") != service_name(other, "j", "reward", "")
     assert release_labels(one) != release_labels(other)
     assert release_labels(one).items() <= job_labels(one, "j").items()
+
+
+def shared(told: KnativeSettings, kind: Hashable = "m", **fields: Any) -> list[Object]:
+    here = as_here(Deployment("reward", **fields), told)
+    found = lanes(here, told.functions["reward"], shared=True)
+    return [shared_manifest(told, kind, here, lane, {"mark": "me"}) for lane in found]
+
+
+def test_who_wants_a_service_of_one_name_wants_the_same_service() -> None:
+    told = settings(spot=2)
+    mine, theirs = shared(told, max_instances=2), shared(told, max_instances=5)
+    assert mine == theirs  # each job's own bound is held by who calls
+    reserved, spot = (one["metadata"] for one in reversed(mine))
+    assert spot["name"] == f"{spot['labels'][SHARED]}" and spot["name"].endswith("-reward-spot")
+    assert reserved["name"] != spot["name"]
+    assert "rlhfless.io/job" not in reserved["labels"]
+    assert reserved["annotations"] == {"mark": "me"}
+    (template, _) = (one["spec"]["template"] for one in mine)
+    assert template["metadata"]["labels"][SHARED] == spot["name"]
+
+
+@pytest.mark.parametrize("other", [{"kind": "n"}, {"threads": 2}, {"concurrency": 3}])
+def test_whatever_its_pods_are_is_in_its_name(other: dict[str, Any]) -> None:
+    told = settings()
+    (mine,), (theirs,) = shared(told), shared(told, **other)
+    assert mine["metadata"]["name"] != theirs["metadata"]["name"]
+    assert (
+        shared(settings(function={"count": 1}))[0]["metadata"]["name"] != mine["metadata"]["name"]
+    )

@@ -16,7 +16,7 @@ class Told:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.ledger = Ledger()
-        self.pods = Pods(FUNCTIONS, self.ledger, lambda: self.now_s)
+        self.pods = Pods(dict(FUNCTIONS), self.ledger, lambda: self.now_s)
 
     def at(self, now_s: float, **phases: PodPhase) -> None:
         self.now_s = now_s
@@ -80,3 +80,25 @@ def test_closing_ends_what_is_held() -> None:
     told.pods.close()
     assert told.pods.num_left == 0
     assert told.ledger.usage(10.0)["rollout"].held_s == 6
+
+
+def test_what_several_use_is_booked_in_equal_parts() -> None:
+    told = Told()
+    told.pods.share("fn-a", 2)
+    told.at(0, a="ready")
+    told.now_s = 10
+    told.pods.share("fn-a", 4)
+    told.now_s = 30
+    usage = told.ledger.usage(30.0)["rollout"]
+    assert (usage.cold_s, usage.idle_s) == (0, 10 / 2 + 20 / 4)
+
+
+def test_what_is_forgotten_costs_nothing_more() -> None:
+    told = Told()
+    told.at(0, a="ready", b="waiting")
+    told.now_s = 5
+    told.pods.forget("fn-a")
+    told.at(10, a="ready")
+    assert told.states == {}
+    assert told.pods.num_left == 0
+    assert told.ledger.usage(100.0)["rollout"].held_s == 5

@@ -77,6 +77,40 @@ def test_apply_takes_fields_from_others_and_leaves_them_theirs() -> None:
     asyncio.run(run())
 
 
+def test_who_gives_its_fields_up_takes_only_its_own() -> None:
+    async def run() -> None:
+        async with connected() as (api, client):
+            both = {**service(one=1), "metadata": {"name": "a", "annotations": {"first": "x"}}}
+            await client.apply(SERVICES, both, NAMESPACE, "first")
+            both["metadata"]["annotations"] = {"second": "y"}
+            read = await client.apply(SERVICES, both, NAMESPACE, "second")
+            api.store.set_status(KEY, "a", {"url": "http://a"})
+            assert not await client.relinquish(SERVICES, read, "first")  # it has changed since
+            now = await client.get(SERVICES, "a", NAMESPACE)
+            assert now is not None
+            assert await client.relinquish(SERVICES, now, "first")
+            left = api.store.get(KEY, "a")
+            assert left["metadata"]["annotations"] == {"second": "y"}
+            assert left["spec"] == {"one": 1}
+            api.store.delete(KEY, "a", {})
+            assert not await client.relinquish(SERVICES, left, "second")
+            assert api.store.all(KEY) == []
+
+    asyncio.run(run())
+
+
+def test_one_of_several_values_is_selected() -> None:
+    async def run() -> None:
+        async with connected() as (_, client):
+            for name in ("a", "b", "c"):
+                labelled = {**service(), "metadata": {"name": name, "labels": {"app": name}}}
+                await client.apply(SERVICES, labelled, NAMESPACE)
+            found, _ = await client.list(SERVICES, NAMESPACE, {"app": ["a", "c"]})
+            assert [item["metadata"]["name"] for item in found] == ["a", "c"]
+
+    asyncio.run(run())
+
+
 def test_delete_spares_what_has_changed_and_forgives_what_is_gone() -> None:
     async def run() -> None:
         async with connected() as (_, client):

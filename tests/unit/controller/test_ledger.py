@@ -155,3 +155,18 @@ def test_spans_of_an_instance_lie_end_to_end(lives: list[Life]) -> None:
         assert spans[0].start_s == life.start_s
         assert all(x.end_s == y.start_s for x, y in itertools.pairwise(spans))
         assert all(s.end_s > s.start_s for s in spans)
+
+
+def test_of_what_is_shared_a_part_is_booked() -> None:
+    ledger = Ledger({"reward": 3600.0})
+    ledger.started("a", "reward", 0.0, weight=0.5)
+    ledger.phase("a", "busy", 2.0)
+    ledger.weigh("a", 0.25, 4.0)
+    ledger.weigh("a", 0.25, 6.0)
+    usage = ledger.usage(8.0)["reward"]
+    assert (usage.cold_s, usage.busy_s, usage.idle_s) == (1.0, 2 * 0.5 + 4 * 0.25, 0.0)
+    assert usage.usd == usage.held_s
+    assert [span.weight for span in ledger.all_spans(8.0)] == [0.5, 0.5, 0.25]
+    ledger.stopped("a", 8.0)
+    assert ledger.usage(8.0)["reward"] == usage
+    assert ledger.usage(8.0, since_s=6.0)["reward"].held_s == 2 * 0.25
