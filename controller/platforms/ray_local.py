@@ -57,11 +57,12 @@ async def local_ray(
     home = await asyncio.to_thread(Home)
     with contextlib.ExitStack() as undo:
         undo.callback(home.close)
-        folder = home.file("ray")
+        folder, scratch = home.file("ray"), home.file("tmp")
+        os.mkdir(scratch)
         if len(folder) > _LONGEST_FOLDER:
             folder = tempfile.mkdtemp(prefix="rlhfless-ray-", dir="/tmp")
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
-        process = await _spawn(home, folder, token, num_cpus, log)
+        process = await _spawn(home, folder, scratch, token, num_cpus, log)
         try:
             url = await _said(process, log)
             async with RayCluster(url, RELEASE, token, elastic=False) as cluster:
@@ -72,7 +73,7 @@ async def local_ray(
 
 
 async def _spawn(
-    home: Home, folder: str, token: str, num_cpus: int, log: str
+    home: Home, folder: str, scratch: str, token: str, num_cpus: int, log: str
 ) -> asyncio.subprocess.Process:
     arguments = {
         "--num-cpus": str(num_cpus),
@@ -90,12 +91,12 @@ async def _spawn(
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=file,
-            env=_environment(token),
+            env=_environment(token, scratch),
             pass_fds=[home.lifeline_fd],
         )
 
 
-def _environment(token: str) -> dict[str, str]:
+def _environment(token: str, scratch: str) -> dict[str, str]:
     """Ray's workers find the same code as this process."""
     root = os.path.dirname(os.path.dirname(os.path.abspath(controller.__file__)))
     paths = [os.getcwd(), root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
@@ -105,6 +106,7 @@ def _environment(token: str) -> dict[str, str]:
         TOKEN_DIGEST_VARIABLE: token_digest(token),
     }
     environment.pop("RAY_ADDRESS", None)  # that is another Ray
+    environment["TMPDIR"] = scratch  # so what killed replicas leave goes with Ray's own files
     return environment
 
 

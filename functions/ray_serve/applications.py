@@ -94,19 +94,28 @@ def _options(resources: Resources) -> _Told:
 
 def delete(name: str, holder: str, *, force: bool) -> bool:
     """Have it go; returns before it is gone. False: somebody else has taken it over. ``force``: its
-    replicas end at once, whatever they serve."""
+    replicas end at once, whatever they serve. Those without a node end at once in any case: Serve
+    would wait for them to be placed, so that they can be asked to end."""
     found = _details()["applications"].get(name)
-    if found is None or _word(found["status"]) == "DELETING":
+    if found is None:
         return True
-    if _user_config(found).get("holder", "") != holder:
+    going = _word(found["status"]) == "DELETING"
+    if not going and _user_config(found).get("holder", "") != holder:
         return False
     serve.delete(name, _blocking=False)
-    if force:
-        for deployment in found["deployments"].values():
-            for replica in deployment["replicas"]:
-                with contextlib.suppress(ValueError):  # it has ended in the meantime
-                    ray.kill(ray.get_actor(replica["actor_name"], namespace=SERVE_NAMESPACE))
+    for replica in _replicas(found):
+        if force or not replica.get("node_id"):
+            _kill(replica)
     return True
+
+
+def _replicas(app: _Told) -> list[_Told]:
+    return [replica for told in app["deployments"].values() for replica in told["replicas"]]
+
+
+def _kill(replica: _Told) -> None:
+    with contextlib.suppress(ValueError):  # it has ended in the meantime
+        ray.kill(ray.get_actor(replica["actor_name"], namespace=SERVE_NAMESPACE))
 
 
 def _holder(name: str) -> str:
@@ -115,12 +124,16 @@ def _holder(name: str) -> str:
 
 
 def state(release: str) -> RayState:
+    """What there is. Replicas that Serve no longer wants before Ray has placed them are ended, too:
+    else Ray would look for a node for them, or have one added."""
     prefix = agent_name(release) + "-"
-    apps = [
-        _app_state(name, told)
-        for name, told in _details()["applications"].items()
-        if name.startswith(prefix)
-    ]
+    details = _details()["applications"].items()
+    ours = {name: told for name, told in details if name.startswith(prefix)}
+    for told in ours.values():
+        for replica in _replicas(told):
+            if _word(replica["state"]) == "STOPPING" and not replica.get("node_id"):
+                _kill(replica)
+    apps = [_app_state(name, told) for name, told in ours.items()]
     return RayState(version=__version__, ray_version=ray.__version__, apps=apps, largest=_largest())
 
 
