@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import hmac
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 
 import httpx
 import msgspec
@@ -168,9 +168,7 @@ class RayCluster:
                     await self._again.wait()
 
 
-async def collect(
-    cluster: RayCluster, live: Callable[[], asyncio.Future[Collection[str]]]
-) -> list[str]:
+async def collect(cluster: RayCluster, live: Callable[[], Awaitable[Collection[str]]]) -> list[str]:
     """Remove the applications of this release whose jobs nobody runs any more; their names.
 
     ``live`` tells the jobs that run, or are about to. It is asked after the applications have been

@@ -31,8 +31,9 @@ _log = logging.getLogger(__name__)
 
 
 async def ensure_agent(cluster: RayCluster, address: str) -> None:
-    """Raises ``UserError`` where the cluster cannot be ours: nobody there, too old a Ray, another
-    rlhfless; ``CapacityError`` where it does not get the agent up."""
+    """Raises ``UserError`` where the cluster cannot be ours: no agent and no way to start one, too
+    old a Ray, another rlhfless; ``TransientError`` where nobody answers; ``CapacityError`` where it
+    does not get the agent up."""
     version = await cluster.version()
     if version == rlhfless.__version__ and await cluster.admits():
         return
@@ -121,11 +122,10 @@ async def _ask(
     try:
         answer = await client.request(method, url, json=body, headers=headers, timeout=_ANSWER_S)
     except httpx.TransportError as error:
-        raise UserError(
+        raise TransientError(
             f"nobody answers as Ray's dashboard at {url.partition('/api')[0]}: "
             f"{str(error) or type(error).__name__}",
-            param="ray.address",
-            hint="the head's port 8265, with Ray's dashboard installed: ray[default] or ray[serve]",
+            hint="--ray-address (ray.address) is the head's port 8265, with Ray's dashboard installed: ray[default] or ray[serve]",
         ) from error
     if answer.status_code in (401, 403):
         raise UserError("Ray asks for its token", hint=f"set {RAY_TOKEN_VARIABLE}")

@@ -69,7 +69,7 @@ class RayReplicas(_Section):
 class RaySettings(_Section):
     """``release`` tells the applications of two installations on one Ray cluster apart."""
 
-    platform: Literal["ray"] = "ray"
+    platform: Literal["ray"]
     release: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=63)]
     ray: RayPlace = RayPlace()
     functions: dict[FunctionName, RayReplicas]
@@ -96,6 +96,7 @@ def settings_of_run(
     """For a run from the command line, whose job says itself what it wants: a CPU for an instance,
     or its accelerators (several where rollout splits the model)."""
     return RaySettings(
+        platform="ray",
         release=release,
         ray=RayPlace(address=address, serve_url=serve),
         functions={

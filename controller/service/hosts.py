@@ -1,4 +1,5 @@
-"""Where a replica's jobs run their functions: processes of its machine, or pods of a cluster.
+"""Where a replica's jobs run their functions: processes of its machine, pods of a cluster, or
+replicas of Ray Serve.
 
 A host outlives its jobs; each attempt at one gets a platform of its own from it. Which host there
 is, is the operator's to say: ``platform.yaml`` (``rlhfless serve --platform-file``) names a
@@ -24,6 +25,8 @@ from collections.abc import (
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import yaml
 
 from controller.ledger import Ledger
 from controller.platforms.base import Deployment, InstanceState, Platform
@@ -151,6 +154,15 @@ async def open_host(
         async with LocalHost(logs, options) as local:
             yield HereHost(local)
         return
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
+        raise UserError(f"{TOKEN_VARIABLE} must hold the token that functions ask for")
+    if _platform_in(platform_file) == "ray":
+        from controller.service.ray_host import open_ray_host
+
+        async with open_ray_host(platform_file, token) as on_ray:
+            yield on_ray
+        return
     try:
         from controller.platforms.kube import Kube
     except ModuleNotFoundError as error:
@@ -158,9 +170,6 @@ async def open_host(
         raise UserError("the Kubernetes client is not installed", hint=hint) from error
     from controller.platforms.knative_settings import load_settings
 
-    token = os.environ.get(TOKEN_VARIABLE, "")
-    if not token:
-        raise UserError(f"{TOKEN_VARIABLE} must hold the token that functions ask for")
     settings = load_settings(platform_file)
     files = LogFiles(logs, keep=False)
     try:
@@ -169,3 +178,13 @@ async def open_host(
         raise of_os_error(f"cannot write to {files.folder}", error) from error
     async with await Kube.connect() as kube:
         yield KnativeHost(kube, settings, token, files)
+
+
+def _platform_in(path: str) -> object:
+    """Which platform the file is of; what else is wrong with it is its platform's to say."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            told = yaml.safe_load(file)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    return told.get("platform") if isinstance(told, dict) else None

@@ -2,10 +2,10 @@
 {{- define "rlhfless.platform" -}}
 {{- $root := . -}}
 platform: {{ .Values.platform }}
-namespace: {{ .Release.Namespace }}
 release: {{ .Release.Name }}
-owner: {apiVersion: apps/v1, kind: Deployment, name: {{ include "rlhfless.fullname" . }}-controller}
 {{- if eq .Values.platform "knative" }}
+namespace: {{ .Release.Namespace }}
+owner: {apiVersion: apps/v1, kind: Deployment, name: {{ include "rlhfless.fullname" . }}-controller}
 knative:
   timeoutSeconds: {{ int .Values.knative.timeoutSeconds }}
   responseStartTimeoutSeconds: {{ int .Values.knative.responseStartTimeoutSeconds }}
@@ -14,8 +14,13 @@ knative:
   directSteering: {{ .Values.knative.directSteering }}
 {{- else }}
 ray:
-  address: {{ required "ray.address is needed with platform ray" .Values.ray.address | quote }}
+  {{- if not (or .Values.ray.address .Values.ray.serveUrl) }}
+  {{ fail "platform ray needs ray.address, Ray's dashboard, or ray.serveUrl" }}
+  {{- end }}
+  address: {{ .Values.ray.address | quote }}
   serveUrl: {{ .Values.ray.serveUrl | quote }}
+  startTimeout: {{ .Values.ray.startTimeout }}
+  directSteering: {{ .Values.ray.directSteering }}
 {{- end }}
 functions:
 {{- range $name := list "rollout" "reward" "reference" "training" }}
@@ -23,7 +28,11 @@ functions:
   {{ $name }}:
     accelerator: {{ $f.accelerator }}
     count: {{ int $f.count }}
+    {{- if eq $root.Values.platform "knative" }}
     acceleratorResource: {{ $f.acceleratorResource }}
+    {{- else }}
+    resources: {{ $f.ray | toJson }}
+    {{- end }}
     concurrency: {{ int $f.concurrency }}
     maxInstances: {{ int $f.maxInstances }}
     scaleDownDelay: {{ $f.scaleDownDelay }}
