@@ -19,6 +19,8 @@ PREFIX = "rlhfless"
 """Of the names of our applications, and of their routes."""
 TOKEN_DIGEST_VARIABLE = "RLHFLESS_AGENT_TOKEN_SHA256"  # noqa: S105  (the name of a variable)
 RELEASE_VARIABLE = "RLHFLESS_RELEASE"
+SERVE_PORT_VARIABLE = "RLHFLESS_SERVE_PORT"
+"""Where Serve's proxies listen if it is our agent that starts Serve."""
 ReplicaPhase: TypeAlias = Literal["waiting", "cold", "ready", "leaving", "stopping"]
 
 

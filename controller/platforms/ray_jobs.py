@@ -11,13 +11,19 @@ import logging
 import os
 import uuid
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
 import rlhfless
 from controller.platforms.ray_cluster import RayCluster
 from rlhfless.errors import CapacityError, InternalError, RlhflessError, TransientError, UserError
-from rlhfless.ray_apps import RELEASE_VARIABLE, TOKEN_DIGEST_VARIABLE, token_digest
+from rlhfless.ray_apps import (
+    RELEASE_VARIABLE,
+    SERVE_PORT_VARIABLE,
+    TOKEN_DIGEST_VARIABLE,
+    token_digest,
+)
 
 RAY_TOKEN_VARIABLE = "RAY_AUTH_TOKEN"  # noqa: S105  (the name of a variable, Ray's own)
 LEAST_RAY = (2, 49)
@@ -83,6 +89,7 @@ async def _submit(cluster: RayCluster, address: str) -> None:
             "env_vars": {
                 RELEASE_VARIABLE: cluster.release,
                 TOKEN_DIGEST_VARIABLE: token_digest(cluster.token),
+                SERVE_PORT_VARIABLE: str(urlsplit(cluster.serve_url).port or 8000),
             }
         },
     }
@@ -125,7 +132,7 @@ async def _ask(
         raise TransientError(
             f"nobody answers as Ray's dashboard at {url.partition('/api')[0]}: "
             f"{str(error) or type(error).__name__}",
-            hint="--ray-address (ray.address) is the head's port 8265, with Ray's dashboard installed: ray[default] or ray[serve]",
+            hint="it is at the head's port 8265, where ray[serve] is installed there",
         ) from error
     if answer.status_code in (401, 403):
         raise UserError("Ray asks for its token", hint=f"set {RAY_TOKEN_VARIABLE}")

@@ -29,6 +29,7 @@ from rlhfless import __version__
 from rlhfless.errors import RlhflessError, UserError
 from rlhfless.ray_apps import (
     RELEASE_VARIABLE,
+    SERVE_PORT_VARIABLE,
     TOKEN_DIGEST_VARIABLE,
     RayApp,
     agent_name,
@@ -38,7 +39,7 @@ from rlhfless.ray_apps import (
     token_digest as digest_of,
 )
 
-_log = logging.getLogger("functions.ray_serve")
+_ANYWHERE = "0.0.0.0"  # noqa: S104  (a pod's own address; tokens guard what is there)
 
 
 def create(release: str, token_digest: str) -> FastAPI:
@@ -145,6 +146,9 @@ def deploy_agent() -> None:
 if __name__ == "__main__":
     try:
         ray.init(logging_level=logging.WARNING)
+        # Has no effect where Serve runs already. By itself it would listen on the head's loopback.
+        port = int(os.environ.get(SERVE_PORT_VARIABLE, "8000"))
+        serve.start(http_options={"host": _ANYWHERE, "port": port})
         deploy_agent()
     except RlhflessError as error:
         sys.exit(error.detail)

@@ -1,0 +1,148 @@
+"""A Ray cluster that is there before us, as an operator runs it: a head with its dashboard, and
+nodes that come and go. All on this machine, by the real ``ray`` command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.processes import lives, marked
+from tests.support.runs import ROOT, wait_for
+
+HOST = "127.0.0.1"
+
+
+@dataclass
+class OutsideRay:
+    """``address``: of its dashboard; ``serve_url``: where Serve is, once somebody has started it."""
+
+    folder: Path
+    mark: str
+    port: int = field(default_factory=lambda: free_port())
+    dashboard: int = field(default_factory=lambda: free_port())
+    serve: int = field(default_factory=lambda: free_port())
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        return f"http://{HOST}:{self.dashboard}"
+
+    @property
+    def serve_url(self) -> str:
+        return f"http://{HOST}:{self.serve}"
+
+    def start_head(self, num_cpus: int = 8) -> None:
+        self._start(
+            "--head",
+            f"--port={self.port}",
+            f"--num-cpus={num_cpus}",
+            f"--dashboard-host={HOST}",
+            f"--dashboard-port={self.dashboard}",
+            f"--temp-dir={self.folder}",
+        )
+
+        def answers() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"{self.address}/api/jobs/", trust_env=False).status_code == 200
+            return False
+
+        wait_for(answers, "Ray's dashboard", pause_s=0.2)
+
+    def add_node(self, resource: str) -> str:
+        """A node with one CPU and one of ``resource``; its id."""
+        before = set(self.nodes())
+        self._start(
+            f"--address={HOST}:{self.port}", "--num-cpus=1", f'--resources={{"{resource}": 1}}'
+        )
+        return wait_for(lambda: next(iter(set(self.nodes()) - before), None), "a node", pause_s=0.2)
+
+    def nodes(self) -> list[str]:
+        """Ids of those that live."""
+        told = httpx.get(f"{self.address}/nodes?view=summary", trust_env=False).json()
+        states = [node["raylet"] for node in told["data"]["summary"]]
+        return [state["nodeId"] for state in states if state.get("state") == "ALIVE"]
+
+    def drain(self, node: str) -> None:
+        """What a cloud's notice of preemption becomes in Ray."""
+        self._ray(
+            "drain-node",
+            f"--address={HOST}:{self.port}",
+            f"--node-id={node}",
+            "--reason=DRAIN_NODE_REASON_PREEMPTION",
+            "--reason-message=spot",
+            "--deadline-remaining-seconds=60",
+        )
+
+    def kill_last_node(self) -> None:
+        """Its machine is gone: everything that belongs to it dies at once."""
+        node = self.processes.pop()
+        os.killpg(node.pid, signal.SIGKILL)
+        node.wait()
+
+    def _start(self, *options: str) -> None:
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options]
+        command += [f"--node-ip-address={HOST}", "--object-store-memory=80000000"]
+        command += ["--disable-usage-stats", "--log-color=false"]
+        with (self.folder / "start.log").open("ab") as log:
+            self.processes.append(
+                subprocess.Popen(
+                    command, env=self._environment(), stdout=log, stderr=log, start_new_session=True
+                )
+            )
+
+    def _ray(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "ray.scripts.scripts", *arguments]
+        subprocess.run(command, env=self._environment(), check=True, capture_output=True)
+
+    def _environment(self) -> dict[str, str]:
+        """As in an image that has rlhfless."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        kept: dict[str, Any] = {k: v for k, v in os.environ.items() if not k.startswith("RLHFLESS")}
+        return kept | {
+            "PATH": path,
+            "PYTHONPATH": str(ROOT),
+            "RAY_prestart_worker_first_driver": "0",
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+            "RAY_TEST_MARK": self.mark,
+        }
+
+    def close(self) -> None:
+        for process in reversed(self.processes):
+            process.terminate()
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+        for pid in marked(self.mark):
+            if lives(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        for process in self.processes:
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.create_server((HOST, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def outside_ray() -> Generator[OutsideRay, None, None]:
+    with tempfile.TemporaryDirectory(prefix="ro-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        cluster = OutsideRay(Path(name), f"ray-{os.path.basename(name)}")
+        try:
+            cluster.start_head()
+            yield cluster
+        finally:
+            cluster.close()
