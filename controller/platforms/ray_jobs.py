@@ -121,10 +121,22 @@ def _failure(message: str, logs: str) -> RlhflessError:
     return InternalError(f"the agent cannot be started on Ray: {last}")
 
 
+def _ray_token() -> str:
+    """Ray's own, from where its own clients take it; empty: there is none."""
+    if token := os.environ.get(RAY_TOKEN_VARIABLE, ""):
+        return token
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH", "") or os.path.expanduser("~/.ray/auth_token")
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
 async def _ask(
     client: httpx.AsyncClient, method: str, url: str, body: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    token = os.environ.get(RAY_TOKEN_VARIABLE, "")
+    token = await asyncio.to_thread(_ray_token)
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
         answer = await client.request(method, url, json=body, headers=headers, timeout=_ANSWER_S)
@@ -135,7 +147,10 @@ async def _ask(
             hint="it is at the head's port 8265, where ray[serve] is installed there",
         ) from error
     if answer.status_code in (401, 403):
-        raise UserError("Ray asks for its token", hint=f"set {RAY_TOKEN_VARIABLE}")
+        raise UserError(
+            "Ray asks for its token, and ours is missing or another",
+            hint=f"set {RAY_TOKEN_VARIABLE} to what `ray get-auth-token` says there",
+        )
     try:
         told = answer.json()
     except ValueError:

@@ -106,6 +106,8 @@ def _environment(token: str, scratch: str) -> dict[str, str]:
         TOKEN_DIGEST_VARIABLE: token_digest(token),
     }
     environment.pop("RAY_ADDRESS", None)  # that is another Ray
+    # Nobody else on this machine may use it. Without a token of our own Ray makes one in the home.
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     environment["TMPDIR"] = scratch  # so what killed replicas leave goes with Ray's own files
     return environment
 

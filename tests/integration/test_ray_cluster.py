@@ -33,7 +33,8 @@ TOKEN = "the agent's token"
 
 @pytest.fixture(scope="module")
 def outside() -> Iterator[OutsideRay]:
-    with outside_ray() as cluster:
+    with outside_ray() as cluster, pytest.MonkeyPatch.context() as patching:
+        patching.setenv("RAY_AUTH_TOKEN", cluster.token)
         yield cluster
 
 
@@ -188,5 +189,18 @@ def test_another_token_is_given_to_the_agent(outside: OutsideRay) -> None:
         async with RayCluster(outside.serve_url, "demo", TOKEN) as cluster:
             with pytest.raises(UserError, match="another token"):
                 await ensure_agent(cluster, "")
+
+    asyncio.run(run())
+
+
+def test_a_cluster_that_does_not_know_us(
+    outside: OutsideRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "another")
+
+    async def run() -> None:
+        async with RayCluster(outside.serve_url, "unknown", TOKEN) as cluster:
+            with pytest.raises(UserError, match="Ray asks for its token"):
+                await ensure_agent(cluster, outside.address)
 
     asyncio.run(run())

@@ -1,10 +1,12 @@
-"""A Ray cluster that is there before us, as an operator runs it: a head with its dashboard, and
-nodes that come and go. All on this machine, by the real ``ray`` command."""
+"""A Ray cluster that is there before us, as an operator runs it: a head with its dashboard, which
+asks for Ray's token, and nodes that come and go. By the real ``ray`` command, on this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -23,15 +25,22 @@ from tests.support.runs import ROOT, wait_for
 HOST = "127.0.0.1"
 
 
+def free_port() -> int:
+    with socket.create_server((HOST, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
 @dataclass
 class OutsideRay:
-    """``address``: of its dashboard; ``serve_url``: where Serve is, once somebody has started it."""
+    """``address``: of its dashboard; ``serve_url``: where Serve is, once it has been started."""
 
     folder: Path
     mark: str
-    port: int = field(default_factory=lambda: free_port())
-    dashboard: int = field(default_factory=lambda: free_port())
-    serve: int = field(default_factory=lambda: free_port())
+    token: str = field(default_factory=lambda: secrets.token_hex(32))
+    port: int = field(default_factory=free_port)
+    dashboard: int = field(default_factory=free_port)
+    serve: int = field(default_factory=free_port)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -53,8 +62,9 @@ class OutsideRay:
         )
 
         def answers() -> bool:
-            with contextlib.suppress(httpx.TransportError):
-                return httpx.get(f"{self.address}/api/jobs/", trust_env=False).status_code == 200
+            with contextlib.suppress(httpx.HTTPError):
+                self._get("/api/jobs/")
+                return True
             return False
 
         wait_for(answers, "Ray's dashboard", pause_s=0.2)
@@ -62,14 +72,12 @@ class OutsideRay:
     def add_node(self, resource: str) -> str:
         """A node with one CPU and one of ``resource``; its id."""
         before = set(self.nodes())
-        self._start(
-            f"--address={HOST}:{self.port}", "--num-cpus=1", f'--resources={{"{resource}": 1}}'
-        )
+        self._start(f"--address={self._gcs()}", "--num-cpus=1", f'--resources={{"{resource}": 1}}')
         return wait_for(lambda: next(iter(set(self.nodes()) - before), None), "a node", pause_s=0.2)
 
     def nodes(self) -> list[str]:
         """Ids of those that live."""
-        told = httpx.get(f"{self.address}/nodes?view=summary", trust_env=False).json()
+        told = self._get("/nodes?view=summary")
         states = [node["raylet"] for node in told["data"]["summary"]]
         return [state["nodeId"] for state in states if state.get("state") == "ALIVE"]
 
@@ -77,12 +85,23 @@ class OutsideRay:
         """What a cloud's notice of preemption becomes in Ray."""
         self._ray(
             "drain-node",
-            f"--address={HOST}:{self.port}",
+            f"--address={self._gcs()}",
             f"--node-id={node}",
             "--reason=DRAIN_NODE_REASON_PREEMPTION",
             "--reason-message=spot",
             "--deadline-remaining-seconds=60",
         )
+
+    def _get(self, path: str) -> Any:
+        headers = {"authorization": f"Bearer {self.token}"}
+        answer = httpx.get(self.address + path, headers=headers, trust_env=False)
+        return answer.raise_for_status().json()
+
+    def _gcs(self) -> str:
+        """As the head says it to those who want to join."""
+        log = self.folder / "start.log"
+        said = re.compile(r"ray start --address='(.+?)'")
+        return wait_for(lambda: said.search(log.read_text()), "the head's address")[1]
 
     def kill_last_node(self) -> None:
         """Its machine is gone: everything that belongs to it dies at once."""
@@ -113,7 +132,8 @@ class OutsideRay:
             "PATH": path,
             "PYTHONPATH": str(ROOT),
             "RAY_prestart_worker_first_driver": "0",
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.token,
             "RAY_TEST_MARK": self.mark,
         }
 
@@ -129,12 +149,6 @@ class OutsideRay:
                     os.kill(pid, signal.SIGKILL)
         for process in self.processes:
             process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager
