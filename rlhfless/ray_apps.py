@@ -38,8 +38,9 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 class RayFunction(msgspec.Struct, frozen=True, kw_only=True):
     """How a replica runs its function. A change of any of these makes new replicas.
 
-    ``app``: ``module:create`` (empty: the function's own); ``log_folder``: where what it writes
-    goes (empty: Ray's own files).
+    ``app``: ``module:create`` (empty: the function's own); ``workers``: of an instance: the replica
+    is one, the others are Ray Train's, each with the replica's resources; ``log_folder``: where
+    what it writes goes (empty: Ray's own files).
     """
 
     function: FunctionName
@@ -48,6 +49,7 @@ class RayFunction(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     accelerator: str = "cpu"
     concurrency: int = 1
+    workers: int = 1
     engine: EngineOptions = PLAIN
     log_folder: str = ""
 

@@ -45,14 +45,14 @@ def require_ray() -> None:
 async def local_ray(
     deployments: Sequence[Deployment], log: str, num_cpus: int | None = None
 ) -> AsyncGenerator[RayCluster, None]:
-    """Start Ray with a CPU for every instance that there may be: as on the local platform, more
+    """Start Ray with a CPU for every worker that there may be: as on the local platform, more
     instances than cores share the cores. ``log``: file for what Ray's own processes say.
 
     Raises ``UserError`` where Ray is not installed, ``CapacityError`` when it does not start.
     """
     require_ray()
     if num_cpus is None:
-        num_cpus = _SPARE_CPUS + sum(d.max_instances for d in deployments)
+        num_cpus = _SPARE_CPUS + sum(d.max_instances * d.workers for d in deployments)
     token = secrets.token_urlsafe(24)
     home = await asyncio.to_thread(Home)
     with contextlib.ExitStack() as undo:

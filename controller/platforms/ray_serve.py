@@ -75,7 +75,8 @@ class RayServePlatform:
         self._start_timeout_s = float(duration_s(settings.ray.start_timeout))
         self._pools: dict[FunctionName, RayPool] = {}
         for deployment in (as_here(deployment, settings) for deployment in deployments):
-            resources = resources_of(settings.functions[deployment.function])
+            here = settings.functions[deployment.function]
+            resources = resources_of(here, deployment.workers)
             self._pools[deployment.function] = RayPool(
                 deployment, resources, self._start_timeout_s, elastic=cluster.elastic
             )
@@ -314,6 +315,7 @@ class RayServePlatform:
                 threads=deployment.threads,
                 accelerator=deployment.accelerator,
                 concurrency=deployment.concurrency,
+                workers=deployment.workers,
                 engine=deployment.engine,
                 log_folder=self._log_folder,
             ),

@@ -157,19 +157,22 @@ def as_here(deployment: Deployment, settings: RaySettings) -> Deployment:
         accelerator="cuda" if here.count else "cpu",
         price_usd_per_hour=deployment.price_usd_per_hour,
         engine=deployment.engine,
+        workers=deployment.workers,
     )
 
 
-def resources_of(replicas: RayReplicas) -> Resources:
-    """What Ray sets aside for a replica."""
+def resources_of(replicas: RayReplicas, workers: int = 1) -> Resources:
+    """What Ray sets aside for a replica; for each of several ``workers``, who have one accelerator
+    each."""
     wanted = replicas.resources
+    count = min(replicas.count, 1) if workers > 1 else replicas.count
     of_gpu = wanted.accelerator_name == _GPU
     custom = dict(wanted.custom)
-    if replicas.count and not of_gpu:
-        custom[wanted.accelerator_name] = float(replicas.count)
+    if count and not of_gpu:
+        custom[wanted.accelerator_name] = float(count)
     return Resources(
         num_cpus=wanted.cpus,
-        num_gpus=float(replicas.count) if of_gpu else 0.0,
+        num_gpus=float(count) if of_gpu else 0.0,
         memory_bytes=round(wanted.memory_gib * 2**30),
         custom=custom,
         accelerator_type=wanted.accelerator_type,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import hashlib
+import time
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from ray.serve.context import _get_global_client
 
 from functions.ray_serve.replica import DEPLOYMENT
 from rlhfless import __version__
-from rlhfless.errors import InternalError
+from rlhfless.errors import CapacityError, InternalError
 from rlhfless.ray_apps import (
     RayApp,
     RayAppState,
@@ -36,6 +37,7 @@ METRICS_S = 0.5
 _LOOK_BACK_S = 1.0
 _HEALTH_S = 2.0
 _START_ATTEMPTS = 3
+_SETTLE_S = 30.0
 _Told = dict[str, Any]
 
 
@@ -72,12 +74,19 @@ def deploy(wanted: RayApp, *, take: bool) -> bool:
         _internal=True,  # for the version, which Serve else makes up
     )
     target = serve.RunTarget(
-        target=deployment.bind(function), name=wanted.name, route_prefix=wanted.route
+        target=deployment.bind(function, msgspec.json.encode(wanted.resources)),
+        name=wanted.name,
+        route_prefix=wanted.route,
     )
     try:
         serve.run_many([target], wait_for_applications_running=False)
     except RuntimeError as error:  # what Serve raises for whatever it does not want
         raise InternalError(f"Ray Serve does not take {wanted.name}: {error}") from error
+    give_up_s = time.monotonic() + _SETTLE_S
+    while _holder(wanted.name) != wanted.holder:  # Serve's next round tells who holds it
+        if time.monotonic() > give_up_s:
+            raise CapacityError(f"Ray Serve has not made {wanted.name} within {_SETTLE_S:g} s")
+        time.sleep(0.02)
     return True
 
 

@@ -13,6 +13,7 @@ import contextlib
 import hmac
 import logging
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine
@@ -35,8 +36,10 @@ from functions.host import (
     load,
     set_threads,
 )
+from functions.ranks import ALONE, Ranks
+from functions.ray_serve import followers
 from functions.shell import Shell, create_app
-from rlhfless.ray_apps import RayFunction
+from rlhfless.ray_apps import RayFunction, Resources
 
 DRAIN_ROUTE = "/v1/drain"
 _FLUSH_S = 0.5
@@ -58,10 +61,11 @@ class _Here:
 
 
 class FunctionReplica:
-    """``told``: JSON of a ``RayFunction``."""
+    """``told``: JSON of a ``RayFunction``; ``each``: of the ``Resources`` of a worker."""
 
-    def __init__(self, told: bytes) -> None:
+    def __init__(self, told: bytes, each: bytes) -> None:
         function = msgspec.json.decode(told, type=RayFunction)
+        loop = asyncio.get_running_loop()
         self.id = serve.get_replica_context().replica_id.unique_id
         if function.log_folder:
             _write_to(os.path.join(function.log_folder, f"{function.function}-{self.id}.log"))
@@ -75,15 +79,25 @@ class FunctionReplica:
             workdir=tempfile.mkdtemp(prefix="rlhfless-"),
             engine=msgspec.json.encode(function.engine).decode(),
             concurrency=function.concurrency,
+            workers=function.workers,
         )
         set_threads(config.threads)
-        loaded = load(config)
+        _on_sigterm(loop, self._leave)  # a group that breaks asks for its end so, too
+        ranks = ALONE
+        if function.workers > 1:
+            ranks = _leading(
+                function, each, lambda: loop.call_soon_threadsafe(self._followers_gone)
+            )
+        loaded = load(config, ranks)
         app = create_app(config.function, loaded, config.token, concurrency=config.concurrency)
         self.shell: Shell = app.state.shell
         _add_drain(app, self.shell)
         address = self._listen(app, config)
         _Here.app = _naming(app, f"{self.id}@{address}")
-        _on_sigterm(asyncio.get_running_loop(), self._leave)
+
+    def _followers_gone(self) -> None:
+        """An instance whose group is not whole is none."""
+        self._leaving = asyncio.get_running_loop().create_task(self._leave())
 
     async def _leave(self) -> None:
         """What SIGTERM asks for: hand back what is being worked on, and end. Serve starts another
@@ -114,6 +128,18 @@ class FunctionReplica:
 
 
 DEPLOYMENT = serve.deployment(serve.ingress(_Here())(FunctionReplica))
+
+
+def _leading(function: RayFunction, each: bytes, gone: Callable[[], Any]) -> Ranks:
+    """This worker's place, having asked Ray Train for the others."""
+    host = ray.util.get_node_ip_address()
+    listener = socket.create_server(("", 0))
+    port = listener.getsockname()[1]
+    meeting = followers.Meeting(host, port, function.workers)
+    followers.start(function, msgspec.json.decode(each, type=Resources), meeting, gone)
+    return Ranks(
+        size=function.workers, host=host, port=port, token=function.token, listener=listener
+    )
 
 
 def _on_sigterm(
