@@ -20,7 +20,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 COPY deploy/images/constraints.txt images.txt
 COPY pyproject.toml deploy/images/requirements.py ./
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python requirements.py pyproject.toml functions data stores examples > wanted.txt \
+    python requirements.py pyproject.toml functions data stores examples ray > wanted.txt \
     && python requirements.py --constraints constraints.txt images.txt > limits.txt \
     && pip install -c limits.txt -r wanted.txt
 COPY --from=wheel /wheels /wheels

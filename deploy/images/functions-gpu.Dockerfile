@@ -25,7 +25,7 @@ WORKDIR /src
 COPY pyproject.toml deploy/images/requirements.py ./
 # What vLLM's image was tested with stays: its versions are the constraints, not ours.
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python3 requirements.py pyproject.toml functions stores > wanted.txt \
+    python3 requirements.py pyproject.toml functions stores ray > wanted.txt \
     && python3 -m pip list --format=freeze > there.txt \
     && python3 -m pip install -c there.txt -r wanted.txt \
     && ln -sf "$(command -v python3)" /usr/local/bin/python

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.runs import ROOT, Result, Workplace, assert_same
+from tests.support.runs import ROOT, Result, Workplace, assert_same, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -104,3 +104,22 @@ def test_a_job_too_large_for_the_machine_says_what_ray_lacks(place: Workplace) -
     assert "GPU and no node has more than 0" in ended.err
     problem = json.loads((place.folder / "runs" / "tiny" / "summary.json").read_text())["error"]
     assert problem["category"] == "capacity"
+
+
+def test_a_training_instance_of_two_workers_and_one_of_them_killed(place: Workplace) -> None:
+    place.change_job(training={"workers": 2})
+    running = place.start_job("run", *RAY)
+
+    def followers() -> list[int]:
+        return [pid for pid, line in place.processes().items() if "--workers=2" in line]
+
+    wait_for(lambda: "step 1/3" in running.so_far().out or not running.alive(), "a step")
+    for pid in followers():
+        os.kill(pid, signal.SIGKILL)
+    ended = running.ended(300)
+    assert ended.code == 0, ended.explained()
+    result = place.result()
+    assert (result.summary["status"], result.summary["steps"]) == ("succeeded", 3)
+    assert [m.version for m in result.manifests()] == [1, 2, 3]
+    assert len(list((result.path / "logs").glob("training-*.log"))) == 2
+    place.assert_nothing_left()
