@@ -10,6 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from controller.platforms import ray_settings
 from controller.platforms.base import Deployment
 from controller.platforms.knative_checks import flags
 from controller.platforms.knative_manifest import as_here, lanes, service_manifest
@@ -189,3 +190,21 @@ def test_the_docs_name_each_feature_of_knative_that_is_needed(
     settings = _settings(helm.render(KNATIVE | values), tmp_path)
     needed = {flag for f in settings.functions.values() for pool in f.pools for flag in flags(pool)}
     assert not {flag for flag in needed if flag not in docs and "emptydir" not in flag}
+
+
+def test_ray_is_told_what_functions_take(helm: Helm, tmp_path: Path) -> None:
+    example = next(path for path in EXAMPLES if path.stem == "on-prem-kuberay")
+    rendered = helm.render(DIGESTS, [example])
+    path = tmp_path / "platform.yaml"
+    path.write_text(yaml.safe_dump(_platform(rendered)), encoding="utf-8")
+    settings = ray_settings.load_settings(str(path))
+    assert ray_settings.serve_url(settings.ray) == "http://raycluster-head-svc.ray.svc:8000"
+    assert set(settings.functions) == set(FUNCTION_NAMES)
+    rollout = ray_settings.resources_of(settings.functions["rollout"])
+    assert (rollout.num_cpus, rollout.num_gpus) == (4, 1)
+    assert ray_settings.resources_of(settings.functions["reward"]).num_gpus == 0
+
+
+def test_on_ray_the_chart_asks_for_nothing_of_the_cluster(helm: Helm) -> None:
+    rendered = helm.render({"platform": "ray", "ray.address": "http://head.ray.svc:8265"})
+    assert not [m for m in rendered.manifests if m["kind"] in ("Role", "RoleBinding")]
