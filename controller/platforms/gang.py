@@ -64,7 +64,7 @@ class GangPlatform:
     ) -> None:
         assert deployment.function == FUNCTION
         self.job = job
-        self.deployment = as_here(deployment, settings)
+        self.deployment = as_here(deployment, settings, one_pod=False)
         self._jobs = GangJobs(kube, settings, job, self.deployment, uuid.uuid4().hex)
         self._ledger = ledger
         self._client = new_client()
