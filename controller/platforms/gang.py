@@ -119,6 +119,9 @@ class GangPlatform:
                 if loop.time() > give_up_s:
                     raise refused.error from None
                 gang.ready, again = False, True  # asked anew whether it is
+            except TransientError:
+                gang.ready = False  # likewise, by the next call
+                raise
             finally:
                 self._release(gang)
             await asyncio.sleep(pause_s)
