@@ -41,7 +41,10 @@ def test_two_nodes_learn_what_one_worker_does_also_when_one_dies_in_an_update(
         alone.train(trainer, alone.request(parent))
 
     async def run() -> None:
-        async with gangs(tmp_path, app=None, deadline="150s") as place, place.platform() as platform:
+        async with (
+            gangs(tmp_path, app=None, deadline="150s") as place,
+            place.platform() as platform,
+        ):
             for parent in range(2):
                 await called(platform, spread.request(parent, checkpoint=parent == 0))
             before = [pod.process for pod in place.gangs.pods]
