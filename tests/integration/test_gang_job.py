@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -11,17 +12,53 @@ from controller.execution import Execution, execute
 from controller.job import Event
 from controller.job_store import JobStore
 from controller.known import Known
+from controller.ledger import Ledger
+from controller.platforms.base import Deployment
 from controller.platforms.local_logs import LogFiles
 from controller.redis_server import open_redis
 from controller.service.attempt import kinds
-from controller.service.hosts import KnativeHost, Wanted
+from controller.service.hosts import JobPlatform, KnativeHost, Wanted
+from rlhfless.errors import TransientError
 from rlhfless.objects import ObjectStore
 from rlhfless.spec_file import dump_spec, load_spec
-from tests.support.gang_platforms import gangs
+from tests.support.gang_platforms import TWO, Place, gangs
 from tests.support.knative_cluster import TOKEN
+from tests.support.processes import frames_of, rollout, train, until
 from tests.support.runs import STEPS, Result, Workplace
 
 pytestmark = pytest.mark.slow
+
+
+def host_of(cluster: Place, folder: Path) -> KnativeHost:
+    files = LogFiles(str(folder / "logs"), keep=True)
+    files.make_folder()
+    return KnativeHost(cluster.world.kube, cluster.world.settings, TOKEN, files)
+
+
+def test_what_ranks_say_is_in_the_jobs_log(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with gangs(tmp_path) as cluster:
+            wanted = Wanted(
+                job="job-1",
+                deployments=[Deployment("rollout"), TWO],
+                ledger=Ledger(),
+                kinds={},
+            )
+            host = host_of(cluster, tmp_path)
+            async with host.platform(wanted) as platform:
+                assert len(await frames_of(platform, rollout())) == 3
+                with pytest.raises(TransientError):
+                    await frames_of(platform, train(tmp_path, "0/train/0", "exit"))
+                await until(lambda: "goodbye from the probe" in said(platform))
+                assert host.stats()["rollout", "idle"] == 1
+
+    asyncio.run(run())
+
+
+def said(platform: JobPlatform) -> str:
+    return "".join(
+        Path(part.path).read_text() for part in platform.log_slices() if Path(part.path).exists()
+    )
 
 
 def test_training_on_two_nodes_beside_functions_on_knative(
@@ -42,9 +79,7 @@ def test_training_on_two_nodes_beside_functions_on_knative(
         ledger = new_ledger(deployments(spec))
         async with gangs(place.folder, app=None, deadline="200s") as cluster:
             world = cluster.world
-            files = LogFiles(str(place.folder / "logs"), keep=True)
-            files.make_folder()
-            host = KnativeHost(world.kube, world.settings, TOKEN, files)
+            host = host_of(cluster, place.folder)
             wanted = Wanted(
                 job="job-1",
                 deployments=deployments(spec),
@@ -72,7 +107,6 @@ def test_training_on_two_nodes_beside_functions_on_knative(
                 assert outcome.status == "succeeded"
                 assert cluster.gangs.num_admitted == 1
                 assert len(cluster.gangs.pods) == 2
-                assert any("-training-" in part.instance for part in platform.log_slices())
             assert host.stats() == {}
             assert not any(world.api.store.objects.values())
         usage = ledger.usage(loop.time())
