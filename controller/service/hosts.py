@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from controller.ledger import Ledger
-from controller.platforms.base import Deployment, InstanceState, Platform
+from controller.platforms.base import Deployment, Instance, InstanceState, Platform
 from controller.platforms.local import LocalPlatform
 from controller.platforms.local_host import LocalHost, LocalOptions
 from controller.platforms.local_logs import LogFiles, LogSlice
@@ -163,7 +163,11 @@ class KnativeHost:
         )
 
     def stats(self) -> Stats:
-        return Counter((i.function, i.state) for p in self._platforms for i in p.instances())
+        found: dict[str, Instance] = {}
+        for one in (i for platform in self._platforms for i in platform.instances()):
+            if one.id not in found or one.calls:  # that jobs share, one of which may be calling
+                found[one.id] = one
+        return Counter((one.function, one.state) for one in found.values())
 
     async def sweep(self, live: Live) -> int:
         from controller.platforms.knative_garbage import collect
