@@ -36,12 +36,14 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Instance:
-    """A running instance. ``id`` is unique over the platform's life."""
+    """A running instance. ``id`` is unique over the platform's life; ``share``: how much of it is
+    this platform's, less than all of what several jobs use together."""
 
     id: str
     function: FunctionName
     state: InstanceState
     calls: int
+    share: float = 1.0
 
 
 class Platform(Protocol):

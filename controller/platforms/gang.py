@@ -64,7 +64,7 @@ class GangPlatform:
     ) -> None:
         assert deployment.function == FUNCTION
         self.job = job
-        self.deployment = as_here(deployment, settings)
+        self.deployment = as_here(deployment, settings, one_pod=False)
         self._jobs = GangJobs(kube, settings, job, self.deployment, uuid.uuid4().hex)
         self._ledger = ledger
         self._client = new_client()
@@ -119,6 +119,9 @@ class GangPlatform:
                 if loop.time() > give_up_s:
                     raise refused.error from None
                 gang.ready, again = False, True  # asked anew whether it is
+            except TransientError:
+                gang.ready = False  # likewise, by the next call
+                raise
             finally:
                 self._release(gang)
             await asyncio.sleep(pause_s)

@@ -47,22 +47,12 @@ def pod_workers(settings: KnativeSettings) -> int:
 
 
 def needs_gang(deployment: Deployment, settings: KnativeSettings) -> bool:
-    """Whether its workers do not fit into one pod. Where there are no accelerators and no gangs,
-    they are all processes of one. Raises ``UserError`` where they would need what is not here."""
-    pods = settings.functions.get("training")
-    if deployment.function != "training" or pods is None:
+    """Whether it is training whose workers do not fit into one pod, and may be spread over several
+    here. (Where it may not, ``as_here`` refuses it; without accelerators all workers are processes
+    of one pod.)"""
+    if deployment.function != "training" or "training" not in settings.functions:
         return False
-    if deployment.workers <= pod_workers(settings):
-        return False
-    if settings.training.gang == "none" and pods.count:
-        raise UserError(
-            f"training.workers is {deployment.workers}, and a training pod of this cluster has "
-            f"{pods.count} accelerators",
-            param="training.workers",
-            hint="raise functions.training.count in the chart's values, or spread training over "
-            "nodes with knative.training.gang",
-        )
-    return settings.training.gang != "none"
+    return settings.training.gang != "none" and deployment.workers > pod_workers(settings)
 
 
 def gang_size(deployment: Deployment, settings: KnativeSettings) -> Size:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
+from controller.platforms.gang_checks import GANG_RULES, judge_gang
+from controller.platforms.knative_findings import Finding, Rule
 from controller.platforms.knative_settings import FunctionPods, KnativeSettings, Pool
 from controller.platforms.kube import Object
 
-Verdict = Literal["ok", "warning", "failed", "unknown"]
-Rule = tuple[str, str, str]
-"""Verb, API group, resource (and its subresource, after a slash)."""
 FEATURES, AUTOSCALER, DEFAULTS = "config-features", "config-autoscaler", "config-defaults"
 SYSTEM = "knative-serving"
 DEFAULT_TIMEOUT_S = 600
@@ -27,7 +25,7 @@ RULES: tuple[Rule, ...] = (
     *((verb, "", "pods") for verb in ("get", "list", "watch")),
     ("get", "", "pods/log"),
 )
-"""What the controller does in its namespace."""
+"""What the controller does in its namespace in any case."""
 _FLAGS = {
     "nodeSelector": "nodeselector",
     "tolerations": "tolerations",
@@ -43,20 +41,12 @@ _FLAGS = {
 
 
 @dataclass(frozen=True)
-class Finding:
-    """``advice``: what to change, where something is."""
-
-    verdict: Verdict
-    what: str
-    advice: str = ""
-
-
-@dataclass(frozen=True)
 class Facts:
     """What a cluster told. None: it may not be read by whoever asked.
 
     ``maps``: data of Knative's ConfigMaps; ``rules``: whether the controller may do each;
-    ``claims``: persistent volume claims of the namespace by name.
+    ``claims``: persistent volume claims of the namespace by name, ``queues``: Kueue's LocalQueues,
+    where ``kueue`` is there.
     """
 
     knative: bool
@@ -64,6 +54,13 @@ class Facts:
     nodes: list[Object] | None = None
     rules: dict[Rule, bool] = field(default_factory=dict)
     claims: dict[str, Object] | None = None
+    kueue: bool = False
+    queues: dict[str, Object] | None = None
+
+
+def rules(settings: KnativeSettings) -> tuple[Rule, ...]:
+    """What the controller must be allowed to do in its namespace."""
+    return RULES + (GANG_RULES if settings.training.gang == "kueue" else ())
 
 
 def judge(settings: KnativeSettings, facts: Facts) -> list[Finding]:
@@ -79,6 +76,7 @@ def judge(settings: KnativeSettings, facts: Facts) -> list[Finding]:
         _timeouts(settings, facts.maps.get(DEFAULTS)),
         *_accelerators(settings, facts.nodes),
         *_claims(settings, facts.claims),
+        *judge_gang(settings, facts.kueue, facts.queues),
     ]
 
 

@@ -11,11 +11,11 @@ from controller.platforms.knative_checks import (
     AUTOSCALER,
     DEFAULTS,
     FEATURES,
-    RULES,
     SYSTEM,
     Facts,
-    Rule,
+    rules,
 )
+from controller.platforms.knative_findings import Rule
 from controller.platforms.knative_settings import KnativeSettings
 from controller.platforms.kube import (
     ACCESS_REVIEWS,
@@ -29,6 +29,9 @@ from controller.platforms.kube import (
 from rlhfless.errors import ForbiddenError, UserError
 
 CLAIMS = Kind("api/v1", "persistentvolumeclaims")
+LOCAL_QUEUES = tuple(
+    Kind(f"apis/kueue.x-k8s.io/{version}", "localqueues") for version in ("v1beta2", "v1beta1")
+)
 FILE = "platform.yaml"
 
 
@@ -65,10 +68,25 @@ async def examine(kube: Kube, settings: KnativeSettings) -> Facts:
     maps: dict[str, Mapping[str, str] | None] = {
         name: await _data(kube, name) for name in (FEATURES, AUTOSCALER, DEFAULTS)
     }
-    rules = {rule: await _may(kube, namespace, rule) for rule in RULES}
+    allowed = {rule: await _may(kube, namespace, rule) for rule in rules(settings)}
     claims = await _all(kube, CLAIMS, namespace)
     by_name = None if claims is None else {item["metadata"]["name"]: item for item in claims}
-    return Facts(knative, maps, await _all(kube, NODES), rules, by_name)
+    kueue, queues = False, None
+    if settings.training.gang == "kueue":
+        kueue, queues = await _queues(kube, namespace)
+    nodes = await _all(kube, NODES)
+    return Facts(knative, maps, nodes, allowed, by_name, kueue, queues)
+
+
+async def _queues(kube: Kube, namespace: str) -> tuple[bool, dict[str, Object] | None]:
+    """Whether Kueue is there, and its LocalQueues by name."""
+    for kind in LOCAL_QUEUES:
+        try:
+            found = await _all(kube, kind, namespace)
+        except UserError:  # a version that is not there
+            continue
+        return True, None if found is None else {item["metadata"]["name"]: item for item in found}
+    return False, None
 
 
 async def _data(kube: Kube, name: str) -> dict[str, str] | None:

@@ -58,8 +58,11 @@ def lanes(deployment: Deployment, pods: FunctionPods, *, shared: bool = False) -
     return [Lane(pool, min(pool.max_instances, most)) for pool in order if pool.max_instances]
 
 
-def as_here(deployment: Deployment, settings: KnativeSettings) -> Deployment:
-    """The deployment as this cluster has it: its accelerators, its bounds.
+def as_here(
+    deployment: Deployment, settings: KnativeSettings, *, one_pod: bool = True
+) -> Deployment:
+    """The deployment as this cluster has it: its accelerators, its bounds. ``one_pod``: an instance
+    must fit into one.
 
     Raises ``UserError`` where the job asks for a function or an accelerator that is not here.
     """
@@ -76,13 +79,13 @@ def as_here(deployment: Deployment, settings: KnativeSettings) -> Deployment:
             param=f"{name}.accelerator",
             hint=f"set it to cpu, or functions.{name}.accelerator in the chart's values",
         )
-    if pods.count and deployment.workers > pods.count:
+    if one_pod and pods.count and deployment.workers > pods.count:
         raise UserError(
             f"a pod of the {name} function of this cluster has {pods.count} accelerators, fewer "
             f"than {deployment.workers} workers",
             param=f"{name}.workers",
-            hint=f"set it to {pods.count}, or functions.{name}.accelerator.count in the chart's "
-            "values",
+            hint=f"set it to {pods.count}, raise functions.{name}.count in the chart's values, or "
+            "spread training over nodes with knative.training.gang",
         )
     idle_s = max(deployment.idle_timeout_s, duration_s(pods.scale_down_delay))
     return Deployment(

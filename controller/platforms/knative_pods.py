@@ -50,7 +50,7 @@ class Pods:
         self._num_users[service] = num_users
         for name, pod in self._held.items():
             if pod.view.service == service:
-                self._ledger.weigh(name, 1 / num_users, self._now_s())
+                self._ledger.weigh(name, self._share(pod.view), self._now_s())
 
     def forget(self, service: str) -> None:
         """Its pods, which may go on, are not ours any more."""
@@ -73,8 +73,7 @@ class Pods:
             if name not in self._held:
                 function = self._functions[view.service]
                 self._held[name] = Pod(view, function)
-                weight = 1 / self._num_users.get(view.service, 1)
-                self._ledger.started(name, function, now_s, weight)
+                self._ledger.started(name, function, now_s, self._share(view))
             self._held[name].view = view
             self._book(self._held[name])
 
@@ -112,8 +111,12 @@ class Pods:
 
     def instances(self) -> tuple[Instance, ...]:
         return tuple(
-            Instance(name, pod.function, pod.state, pod.calls) for name, pod in self._held.items()
+            Instance(name, pod.function, pod.state, pod.calls, self._share(pod.view))
+            for name, pod in self._held.items()
         )
+
+    def _share(self, view: PodView) -> float:
+        return 1 / self._num_users.get(view.service, 1)
 
     @property
     def num_left(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Coroutine, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -93,8 +94,10 @@ class Attempt:
 
     @property
     def instances(self) -> int:
-        """Function instances it has now."""
-        return 0 if self._platform is None else len(self._platform.instances())
+        """Function instances it has now; of what jobs share, its part."""
+        if self._platform is None:
+            return 0
+        return math.ceil(sum(instance.share for instance in self._platform.instances()))
 
     async def run(self) -> None:
         """Cancel it to end it at once; the job's state is then somebody else's to say."""

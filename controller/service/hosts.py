@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Protocol
 import yaml
 
 from controller.ledger import Ledger
-from controller.platforms.base import Deployment, InstanceState, Platform
+from controller.platforms.base import Deployment, Instance, InstanceState, Platform
 from controller.platforms.local import LocalPlatform
 from controller.platforms.local_host import LocalHost, LocalOptions
 from controller.platforms.local_logs import LogFiles, LogSlice
@@ -37,6 +37,7 @@ from rlhfless.errors import UserError, of_os_error
 from rlhfless.messages import FunctionName
 
 if TYPE_CHECKING:
+    from controller.platforms.gang import GangPlatform
     from controller.platforms.knative import KnativePlatform
     from controller.platforms.knative_settings import KnativeSettings
     from controller.platforms.kube import Kube
@@ -103,21 +104,39 @@ class HereHost:
 
 
 class KnativeHost:
-    """Pods of a cluster; several jobs may share those whose model does not change."""
+    """Pods of a cluster; several jobs may share those whose model does not change. Training whose
+    workers do not fit into one pod is a gang of pods."""
 
     def __init__(self, kube: Kube, settings: KnativeSettings, token: str, logs: LogFiles) -> None:
         self._kube = kube
         self._logs = logs
         self._settings = settings
         self._token = token
-        self._platforms: set[KnativePlatform] = set()
+        self._platforms: set[JobPlatform] = set()
 
     @contextlib.asynccontextmanager
-    async def platform(self, wanted: Wanted) -> AsyncGenerator[KnativePlatform, None]:
+    async def platform(self, wanted: Wanted) -> AsyncGenerator[JobPlatform, None]:
+        from controller.platforms.by_function import ByFunction
+        from controller.platforms.gang_manifest import needs_gang
+
+        spread = [d for d in wanted.deployments if needs_gang(d, self._settings)]
+        rest = [d for d in wanted.deployments if d not in spread]
+        gangs = {one.function: self._gang(wanted, one) for one in spread}
+        async with contextlib.AsyncExitStack() as stack:
+            made: JobPlatform = await stack.enter_async_context(self._knative(wanted, rest))
+            if gangs:
+                for gang in gangs.values():
+                    await stack.enter_async_context(gang)
+                made = ByFunction({d.function: made for d in rest} | gangs)
+            self._platforms.add(made)
+            stack.callback(self._platforms.discard, made)
+            yield made
+
+    def _knative(self, wanted: Wanted, deployments: Sequence[Deployment]) -> KnativePlatform:
         from controller.platforms.knative import KnativePlatform
 
-        made = KnativePlatform(
-            wanted.deployments,
+        return KnativePlatform(
+            deployments,
             job=wanted.job,
             ledger=wanted.ledger,
             kube=self._kube,
@@ -127,15 +146,31 @@ class KnativeHost:
             logged_to_s=wanted.logged_to_s,
             kinds=wanted.kinds,
         )
-        self._platforms.add(made)
-        try:
-            async with made:
-                yield made
-        finally:
-            self._platforms.discard(made)
+
+    def _gang(self, wanted: Wanted, training: Deployment) -> GangPlatform:
+        from controller.platforms.gang import GangPlatform
+
+        if self._settings.training.gang == "ray":
+            raise UserError(
+                "training on a Ray cluster beside functions on Knative is not in this release",
+                param="training.workers",
+                hint="set knative.training.gang to kueue in the chart's values, or platform to ray",
+            )
+        return GangPlatform(
+            training,
+            job=wanted.job,
+            ledger=wanted.ledger,
+            kube=self._kube,
+            settings=self._settings,
+            token=self._token,
+        )
 
     def stats(self) -> Stats:
-        return Counter((i.function, i.state) for p in self._platforms for i in p.instances())
+        found: dict[str, Instance] = {}
+        for one in (i for platform in self._platforms for i in platform.instances()):
+            if one.id not in found or one.calls:  # that jobs share, one of which may be calling
+                found[one.id] = one
+        return Counter((one.function, one.state) for one in found.values())
 
     async def sweep(self, live: Live) -> int:
         from controller.platforms.knative_garbage import collect

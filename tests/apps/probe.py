@@ -9,15 +9,17 @@ Unary calls count their runs in a file of the store, so a test sees how often th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from functions.context import CallContext, FunctionConfig
-from rlhfless.errors import UserError
+from rlhfless.errors import TransientError, UserError
 from rlhfless.messages import (
     ExportDone,
     ExportRequest,
@@ -139,3 +141,19 @@ def broken(config: FunctionConfig) -> Probe:
 def stuck(config: FunctionConfig) -> Probe:
     time.sleep(600)
     return Probe()
+
+
+def follow(config: FunctionConfig) -> None:
+    """What other workers than the first do: nothing, for as long as that one is there."""
+    give_up_s = time.monotonic() + 20
+    while True:
+        try:
+            leader = socket.create_connection((config.ranks.host, config.ranks.port))
+            break
+        except OSError as error:
+            if time.monotonic() > give_up_s:
+                raise TransientError("there is no leader") from error
+            time.sleep(0.05)
+    with contextlib.suppress(ConnectionError):
+        leader.recv(1)
+    raise TransientError("the leader is gone")

@@ -12,6 +12,7 @@ import yaml
 
 from controller.platforms import ray_settings
 from controller.platforms.base import Deployment
+from controller.platforms.gang_manifest import address_manifest, job_manifest, needs_gang
 from controller.platforms.knative_checks import flags
 from controller.platforms.knative_manifest import as_here, lanes, service_manifest
 from controller.platforms.knative_settings import KnativeSettings, load_settings
@@ -50,6 +51,35 @@ def test_its_services_are_valid(helm: Helm, example: Path | None, tmp_path: Path
             manifest = service_manifest(settings, "job", here, lane, "holder")
             check_manifest(manifest)
             assert manifest["metadata"]["namespace"] == "rlhf"
+
+
+def test_a_gangs_job_and_its_address_are_valid(helm: Helm, tmp_path: Path) -> None:
+    """And its pods are those that the policy of the chart selects as ranks."""
+    values = {
+        "knative.training.gang": "kueue",
+        "knative.training.kueueQueue": "gpus",
+        "knative.training.nodes": "4",
+        "functions.training.accelerator": "h100",
+        "functions.training.count": "8",
+    }
+    rendered = helm.render(KNATIVE | values)
+    settings = _settings(rendered, tmp_path)
+    assert settings.training.nodes == 4
+    asked = Deployment("training", accelerator="h100", workers=16)
+    assert needs_gang(asked, settings)
+    here = as_here(asked, settings, one_pod=False)
+    job = job_manifest(settings, "job", here, "fn-abc-training-1", "holder")
+    check_manifest(job)
+    check_manifest(address_manifest({**job, "metadata": {**job["metadata"], "uid": "u"}}))
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
+    ranks = rendered.one("NetworkPolicy", "demo-rlhfless-ranks")["spec"]["podSelector"]
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    assert ranks["matchLabels"].items() <= labels.items()
+    assert "rlhfless.io/gang" in labels
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    assert "livenessProbe" not in container  # a follower answers none
 
 
 def test_a_misspelt_field_of_a_service_is_refused(helm: Helm, tmp_path: Path) -> None:

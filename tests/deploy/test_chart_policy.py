@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from controller.platforms.gang_checks import GANG_RULES
 from controller.platforms.knative_checks import RULES
 from tests.support.helm import DIGEST, DIGESTS, EXAMPLES, Helm, Manifest, Rendered, pods_of
 
 KNATIVE = {"platform": "knative"}
+GANGS = {"knative.training.gang": "kueue", "knative.training.kueueQueue": "gpus"}
 EVERYWHERE = [None, *EXAMPLES]
 INTERNET = "0.0.0.0/0"
 S3 = {
@@ -76,8 +78,9 @@ def test_secrets_are_by_reference_only(helm: Helm) -> None:
             assert not [text for text in texts if text in str(manifest)]
 
 
-def test_rights_are_of_the_namespace_and_few(helm: Helm) -> None:
-    rendered = helm.render(KNATIVE)
+@pytest.mark.parametrize("values", [{}, GANGS], ids=["knative", "gangs"])
+def test_rights_are_of_the_namespace_and_few(helm: Helm, values: dict[str, str]) -> None:
+    rendered = helm.render(KNATIVE | values)
     assert not rendered.of("ClusterRole")
     assert not rendered.of("ClusterRoleBinding")
     (role,) = rendered.of("Role")
@@ -89,8 +92,12 @@ def test_rights_are_of_the_namespace_and_few(helm: Helm) -> None:
         for resource in rule["resources"]
     }
     owner = {("get", "apps", "deployments"): ["demo-rlhfless-controller"]}
-    assert given == dict.fromkeys(RULES) | owner  # what the platform asks for, and nothing else
-    assert not helm.render().of("Role")  # the local platform asks nothing of Kubernetes
+    asked = RULES + (GANG_RULES if "knative.training.gang" in values else ())
+    assert given == dict.fromkeys(asked) | owner  # what the platform asks for, and nothing else
+
+
+def test_the_local_platform_asks_nothing_of_kubernetes(helm: Helm) -> None:
+    assert not helm.render().of("Role")
 
 
 def test_only_the_knative_controller_has_a_token_of_the_cluster(helm: Helm) -> None:
@@ -141,3 +148,15 @@ def test_only_the_controller_reaches_redis(helm: Helm) -> None:
     (peer,) = _peers(policy["ingress"], "from")
     assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "controller"
     assert policy["egress"] == []
+
+
+def test_only_ranks_of_gangs_reach_each_other(helm: Helm) -> None:
+    assert "demo-rlhfless-ranks" not in str(helm.render(KNATIVE).of("NetworkPolicy"))
+    policy = _policy(helm.render(KNATIVE | GANGS), "ranks")
+    ranks = policy["podSelector"]
+    assert ranks["matchLabels"]["rlhfless.io/function"] == "training"
+    assert ranks["matchLabels"]["app.kubernetes.io/instance"] == "demo"
+    assert ranks["matchExpressions"] == [{"key": "rlhfless.io/gang", "operator": "Exists"}]
+    for side, key in (("ingress", "from"), ("egress", "to")):
+        (rule,) = policy[side]
+        assert rule == {key: [{"podSelector": ranks}]}  # on any port

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from controller.platforms.knative_settings import KnativeSettings
-from tests.support.knative_platforms import kubeconfig, settings
+from tests.support.knative_platforms import kubeconfig, settings, with_gangs
 from tests.support.kube_api import KubeApi
 
 pytestmark = pytest.mark.slow
@@ -104,6 +104,51 @@ def test_what_may_not_be_read_is_left_open(tmp_path: Path) -> None:
     assert "FAIL  the controller may not patch services.serving.knative.dev" in done.stdout
     assert "?     knative-serving/config-features may not be read" in done.stdout
     assert "?     nodes with 2 nvidia.com/gpu for rollout" in done.stdout
+
+
+def queue(api: KubeApi, active: str = "True") -> None:
+    said = {"type": "Active", "status": active, "message": "its ClusterQueue is missing"}
+    key = ("apis/kueue.x-k8s.io/v1beta1", "localqueues", "default")
+    api.store.create(key, {"metadata": {"name": "gangs"}, "status": {"conditions": [said]}})
+
+
+def test_a_cluster_with_a_queue_for_gangs(tmp_path: Path) -> None:
+    def prepare(api: KubeApi) -> None:
+        good(api)
+        queue(api)
+        api.unknown.add("apis/kueue.x-k8s.io/v1beta2")
+
+    done = doctor(tmp_path, prepare, with_gangs(wanted()), "--json")
+    assert done.returncode == 0, done.stdout
+    assert "gangs are queued in the LocalQueue gangs" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("prepare", "told"),
+    [
+        (
+            lambda api: api.unknown.update(
+                {"apis/kueue.x-k8s.io/v1beta2", "apis/kueue.x-k8s.io/v1beta1"}
+            ),
+            "FAIL  Kueue is not installed",
+        ),
+        (lambda api: None, "FAIL  there is no LocalQueue gangs in the namespace default"),
+        (lambda api: api.denied.add(("list", "localqueues")), "?     Kueue's LocalQueue gangs"),
+        (
+            lambda api: [queue(api, "False"), api.unknown.add("apis/kueue.x-k8s.io/v1beta2")],
+            "FAIL  the LocalQueue gangs takes nothing: its ClusterQueue is missing",
+        ),
+        (
+            lambda api: api.denied.add(("create", "jobs")),
+            "FAIL  the controller may not create jobs.batch",
+        ),
+    ],
+    ids=["kueue", "queue", "unread", "inactive", "rights"],
+)
+def test_what_gangs_lack_is_told(tmp_path: Path, prepare: Prepare, told: str) -> None:
+    done = doctor(tmp_path, prepare, with_gangs(wanted()))
+    assert done.returncode == 2, done.stderr
+    assert told in done.stdout
 
 
 def test_no_release_is_there(tmp_path: Path) -> None:

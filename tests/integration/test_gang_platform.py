@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,15 +14,15 @@ from controller.platforms.gang import GangPlatform
 from controller.platforms.knative_garbage import collect
 from rlhfless.errors import CapacityError, InternalError, TransientError, UserError
 from rlhfless.messages import AnyFrame, TrainDone
-from tests.support.gang_cluster import JOBS, PODS, WORKLOADS, GangCluster
+from tests.support.gang_cluster import JOBS, PODS, WORKLOADS
+from tests.support.gang_platforms import TWO, gangs
 from tests.support.knative_cluster import TOKEN
-from tests.support.knative_platforms import World, settings, with_gangs, world
+from tests.support.knative_platforms import settings, with_gangs, world
 from tests.support.kube_api import Object
 from tests.support.processes import frames_of, train, until
 
 pytestmark = pytest.mark.slow
 ADDRESSES = ("api/v1", "services", "default")
-TWO = Deployment("training", workers=2)
 IMAGE = {
     "phase": "Pending",
     "containerStatuses": [
@@ -44,59 +41,6 @@ NO_NODE = {
 }
 
 
-@dataclass(frozen=True)
-class Place:
-    world: World
-    gangs: GangCluster
-    folder: Path
-
-    def platform(
-        self, deployment: Deployment = TWO, job: str = "job-1", ledger: Ledger | None = None
-    ) -> GangPlatform:
-        return GangPlatform(
-            deployment,
-            job=job,
-            ledger=ledger or Ledger(workers={"training": deployment.workers}),
-            kube=self.world.kube,
-            settings=self.world.settings,
-            token=TOKEN,
-        )
-
-    def all(self, key: tuple[str, str, str]) -> list[Object]:
-        return self.world.api.store.all(key)
-
-    def call(self, platform: GangPlatform, name: str, behaviour: str = "echo") -> Any:
-        return frames_of(platform, train(self.folder, name, behaviour))  # type: ignore[arg-type]
-
-    async def begun(self, platform: GangPlatform) -> asyncio.Task[list[AnyFrame]]:
-        """A call that goes on until it is ended, and is at work."""
-        task = asyncio.create_task(self.call(platform, "0/train/slow", "slow:0.02"))
-        await until(lambda: [i.state for i in platform.instances()] == ["busy"])
-        return task
-
-
-@contextlib.asynccontextmanager
-async def opened(
-    folder: Path,
-    *,
-    quota: int = 2,
-    idle_s: int = 60,
-    app: str = "create",
-    queue: str = "gangs",
-    deadline: str = "20s",
-    spot: int = 0,
-) -> AsyncGenerator[Place, None]:
-    plain = settings(
-        spot=spot, function={"scaleDownDelay": f"{idle_s}s"}, progressDeadline=deadline
-    )
-    told = with_gangs(plain, queue)
-    async with (
-        world(folder / "cluster", app=app, told=told) as place,
-        GangCluster(place.cluster, {"gangs": quota}).running() as gangs,
-    ):
-        yield Place(place, gangs, folder)
-
-
 def pid(frames: list[AnyFrame]) -> float:
     done = frames[-1]
     assert isinstance(done, TrainDone)
@@ -105,7 +49,7 @@ def pid(frames: list[AnyFrame]) -> float:
 
 def test_a_call_starts_a_gang_and_leaving_takes_all_of_it_away(tmp_path: Path) -> None:
     async def run() -> None:
-        async with opened(tmp_path) as place:
+        async with gangs(tmp_path) as place:
             async with place.platform() as platform:
                 assert platform.instances() == ()
                 first = await place.call(platform, "0/train/0")
@@ -127,7 +71,7 @@ def test_a_call_starts_a_gang_and_leaving_takes_all_of_it_away(tmp_path: Path) -
 
 def test_entering_asks_kueue_for_nothing_and_scale_does(tmp_path: Path) -> None:
     async def run() -> None:
-        async with opened(tmp_path) as place, place.platform() as platform:
+        async with gangs(tmp_path) as place, place.platform() as platform:
             await asyncio.sleep(0.2)
             assert place.all(JOBS) == []
             await platform.scale("training", 1)
@@ -142,7 +86,7 @@ def test_without_work_it_goes_after_the_delay_and_the_next_call_makes_another(
 ) -> None:
     async def run() -> None:
         idle = Deployment("training", workers=2, idle_timeout_s=0.3)
-        async with opened(tmp_path, idle_s=0) as place, place.platform(idle) as platform:
+        async with gangs(tmp_path, idle_s=0) as place, place.platform(idle) as platform:
             first = await place.call(platform, "0/train/0")
             (job,) = place.all(JOBS)
             await until(lambda: place.all(JOBS) == [] and platform.instances() == ())
@@ -159,7 +103,7 @@ def test_when_one_of_its_pods_ends_its_calls_fail_and_another_is_made(
     tmp_path: Path, index: int, how: str
 ) -> None:
     async def run() -> None:
-        async with opened(tmp_path) as place, place.platform() as platform:
+        async with gangs(tmp_path) as place, place.platform() as platform:
             task = await place.begun(platform)
             before = {pod.name for pod in place.gangs.pods}
             getattr(place.gangs, how)(place.gangs.pod(index))
@@ -178,7 +122,7 @@ def test_when_one_of_its_pods_ends_its_calls_fail_and_another_is_made(
 
 def test_what_kueue_takes_back_is_asked_for_again(tmp_path: Path) -> None:
     async def run() -> None:
-        async with opened(tmp_path) as place, place.platform() as platform:
+        async with gangs(tmp_path) as place, place.platform() as platform:
             task = await place.begun(platform)
             place.gangs.evict()
             await asyncio.wait({task})
@@ -201,7 +145,7 @@ def test_why_kueue_does_not_admit_it_is_told(
 ) -> None:
     async def run() -> None:
         async with (
-            opened(tmp_path, quota=quota, queue=queue, deadline="1s") as place,
+            gangs(tmp_path, quota=quota, queue=queue, deadline="1s") as place,
             place.platform() as platform,
         ):
             with pytest.raises(CapacityError, match=said):
@@ -239,7 +183,7 @@ def test_why_its_pods_do_not_start_is_told(
     tmp_path: Path, status: Object, family: type[Exception], said: str
 ) -> None:
     async def run() -> None:
-        async with opened(tmp_path, deadline="1s") as place, place.platform() as platform:
+        async with gangs(tmp_path, deadline="1s") as place, place.platform() as platform:
             place.world.cluster.pod_status = lambda _: status
             with pytest.raises(family, match=said):
                 await place.call(platform, "0/train/0")
@@ -250,7 +194,7 @@ def test_why_its_pods_do_not_start_is_told(
 
 def test_a_function_that_ends_as_soon_as_it_starts(tmp_path: Path) -> None:
     async def run() -> None:
-        async with opened(tmp_path, app="broken") as place, place.platform() as platform:
+        async with gangs(tmp_path, app="broken") as place, place.platform() as platform:
             with pytest.raises(InternalError, match="ends as soon as it starts"):
                 await place.call(platform, "0/train/0")
             assert place.gangs.num_admitted == 2
@@ -262,7 +206,7 @@ def test_all_its_accelerators_are_booked_once(tmp_path: Path) -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
         ledger = Ledger(workers={"training": 2})
-        async with opened(tmp_path) as place:
+        async with gangs(tmp_path) as place:
             began_s = loop.time()
             async with place.platform(ledger=ledger) as platform:
                 await place.call(platform, "0/train/0")
@@ -280,7 +224,7 @@ def test_all_its_accelerators_are_booked_once(tmp_path: Path) -> None:
 
 def test_a_gang_is_taken_over_with_its_job(tmp_path: Path) -> None:
     async def run() -> None:
-        async with opened(tmp_path) as place:
+        async with gangs(tmp_path) as place:
             lost = place.platform()
             async with lost:
                 first = await place.call(lost, "0/train/0")
@@ -295,7 +239,7 @@ def test_a_gang_is_taken_over_with_its_job(tmp_path: Path) -> None:
 
 def test_one_that_is_otherwise_now_is_not_taken_over(tmp_path: Path) -> None:
     async def run() -> None:
-        async with opened(tmp_path, quota=5) as place:
+        async with gangs(tmp_path, quota=5) as place:
             lost = place.platform()
             async with lost:
                 first = await place.call(lost, "0/train/0")
@@ -308,7 +252,7 @@ def test_one_that_is_otherwise_now_is_not_taken_over(tmp_path: Path) -> None:
 
 def test_what_a_crash_leaves_is_collected(tmp_path: Path) -> None:
     async def run() -> None:
-        async with opened(tmp_path) as place:
+        async with gangs(tmp_path) as place:
             crashed = place.platform()
             await crashed.__aenter__()
             await place.call(crashed, "0/train/0")
@@ -333,7 +277,7 @@ def test_what_a_crash_leaves_is_collected(tmp_path: Path) -> None:
 
 def test_a_bound_of_none_holds_calls_back(tmp_path: Path) -> None:
     async def run() -> None:
-        async with opened(tmp_path) as place, place.platform() as platform:
+        async with gangs(tmp_path) as place, place.platform() as platform:
             platform.bound("training", 0)
             task = asyncio.create_task(place.call(platform, "0/train/0"))
             await asyncio.sleep(0.2)
@@ -346,7 +290,7 @@ def test_a_bound_of_none_holds_calls_back(tmp_path: Path) -> None:
 
 def test_what_happens_to_the_api_does_not_happen_to_calls(tmp_path: Path) -> None:
     async def run() -> None:
-        async with opened(tmp_path) as place, place.platform() as platform:
+        async with gangs(tmp_path) as place, place.platform() as platform:
             task = await place.begun(platform)
             api = place.world.api
             api.drop_watches()
@@ -365,7 +309,7 @@ def test_what_happens_to_the_api_does_not_happen_to_calls(tmp_path: Path) -> Non
 
 def test_workers_that_no_gang_has(tmp_path: Path) -> None:
     async def run() -> None:
-        async with opened(tmp_path) as place:
+        async with gangs(tmp_path) as place:
             with pytest.raises(UserError, match=r"training\.workers is 9") as error:
                 place.platform(Deployment("training", workers=9))
             assert error.value.param == "training.workers"

@@ -14,6 +14,7 @@ from controller.platforms.base import Deployment, Platform
 from controller.platforms.knative import KnativePlatform
 from controller.platforms.knative_garbage import collect
 from controller.platforms.knative_sharing import Mark, leave, marks_of
+from rlhfless.errors import RlhflessError
 from rlhfless.messages import FunctionName, RewardDone, RewardRequest
 from tests.support.knative_platforms import World, settings, world
 from tests.support.kube_api import Object
@@ -130,6 +131,24 @@ def test_a_pod_full_of_anothers_calls_is_waited_for_or_another_comes(tmp_path: P
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+    asyncio.run(run())
+
+
+def test_who_leaves_ends_its_calls_and_frees_the_pod(tmp_path: Path) -> None:
+    async def run() -> None:
+        one = settings(function={"scaleDownDelay": "60s"})
+        for pods in one.functions.values():
+            pods.pools[:] = [pods.pools[0].model_copy(update={"max_instances": 1})]
+        async with world(tmp_path, told=one) as place, of(place, "job-2") as second:
+            async with of(place, "job-1") as first:
+                keeping = frames_of(first, reward(tmp_path, "slow:0.02"))  # type: ignore[arg-type]
+                task = asyncio.create_task(keeping)
+                await until(lambda: [i.state for i in first.instances()] == ["busy"])
+            await asyncio.wait({task}, timeout=20)
+            assert isinstance(task.exception(), RlhflessError)
+            await pid_of(second, tmp_path, "2/reward/0")
+            assert place.cluster.num_started == 1
 
     asyncio.run(run())
 

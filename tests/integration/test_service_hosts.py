@@ -11,7 +11,8 @@ import yaml
 from controller.ledger import Ledger
 from controller.platforms.base import Deployment
 from controller.platforms.local_host import LocalOptions
-from controller.service.hosts import TOKEN_VARIABLE, Wanted, open_host
+from controller.platforms.local_logs import LogFiles
+from controller.service.hosts import TOKEN_VARIABLE, KnativeHost, Wanted, open_host
 from rlhfless.errors import UserError
 from tests.support.knative_cluster import TOKEN
 from tests.support.knative_platforms import kubeconfig, settings, world
@@ -71,6 +72,30 @@ def test_with_a_file_they_run_in_the_cluster(
                 await left.close()
 
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    asyncio.run(run())
+
+
+def test_a_pod_that_jobs_share_is_counted_once(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, told=settings(function={"scaleDownDelay": "60s"})) as place:
+            host = KnativeHost(
+                place.kube, place.settings, TOKEN, LogFiles(str(tmp_path), keep=True)
+            )
+            both = [
+                Wanted(
+                    job=job,
+                    deployments=[Deployment("reference")],
+                    ledger=Ledger(),
+                    kinds={"reference": ("ada", "m")},
+                )
+                for job in ("job-1", "job-2")
+            ]
+            async with host.platform(both[0]) as first, host.platform(both[1]) as second:
+                await first.scale("reference", 1)
+                await until(lambda: host.stats() == {("reference", "idle"): 1})
+                await until(lambda: sum(i.share for i in first.instances()) == 0.5)
+                await until(lambda: sum(i.share for i in second.instances()) == 0.5)
+
     asyncio.run(run())
 
 

@@ -216,6 +216,8 @@ class KubeApi:
     requests: list[tuple[str, str]] = field(default_factory=list)
     denied: set[tuple[str, str]] = field(default_factory=set)
     """Verbs (``get``, ``patch`` ...) on plurals that no role allows."""
+    unknown: set[str] = field(default_factory=set)
+    """Groups and versions (``apis/batch/v1``) that this server has not."""
     _failures: deque[tuple[str, ApiError]] = field(default_factory=deque)
     _watches: set[asyncio.Queue[Change | None]] = field(default_factory=set)
 
@@ -280,6 +282,8 @@ class KubeApi:
         self.requests.append((verb, key[1]))
         if self._failures and self._failures[0][0] in ("", verb):
             raise self._failures.popleft()[1]
+        if key[0] in self.unknown:
+            raise ApiError(404, "NotFound", "the server could not find the requested resource")
         if (verb, key[1]) in self.denied:
             raise ApiError(403, "Forbidden", f"{key[1]} is forbidden: cannot {verb} resource")
         body = json.loads(raw) if (raw := await request.body()) else {}

@@ -86,8 +86,10 @@ def test_what_several_use_is_booked_in_equal_parts() -> None:
     told = Told()
     told.pods.share("fn-a", 2)
     told.at(0, a="ready")
+    assert [instance.share for instance in told.pods.instances()] == [0.5]
     told.now_s = 10
     told.pods.share("fn-a", 4)
+    assert [instance.share for instance in told.pods.instances()] == [0.25]
     told.now_s = 30
     usage = told.ledger.usage(30.0)["rollout"]
     assert (usage.cold_s, usage.idle_s) == (0, 10 / 2 + 20 / 4)

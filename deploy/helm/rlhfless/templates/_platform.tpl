@@ -12,6 +12,12 @@ knative:
   progressDeadline: {{ .Values.knative.progressDeadline }}
   initialScaleZero: {{ .Values.knative.initialScaleZero }}
   directSteering: {{ .Values.knative.directSteering }}
+{{- with .Values.knative.training }}
+training:
+  gang: {{ .gang }}
+  kueueQueue: {{ .kueueQueue | quote }}
+  nodes: {{ int .nodes }}
+{{- end }}
 {{- else }}
 ray:
   {{- if not (or .Values.ray.address .Values.ray.serveUrl) }}
