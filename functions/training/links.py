@@ -12,6 +12,7 @@ import hmac
 import logging
 import os
 import queue
+import signal
 import socket
 import struct
 import threading
@@ -278,8 +279,8 @@ class Links:
         for rank, pid in self._children.items():
             end = self._end_of(rank, wait_s=max(0.0, give_up - time.monotonic()))
             if end is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, 9)
+                os.kill(pid, signal.SIGKILL)  # ours to wait for, so it is nobody else's number
+                self._end_of(rank, wait_s=1.0)
         for connection in self._connections.values():
             connection.close()
 
