@@ -16,27 +16,26 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from functions.execution import as_error
 from functions.ranks import JOIN_S, Ranks
 from functions.training.crew import Tensors
+from functions.training.gathering import Gathered
 from functions.training.group import COLLECTIVE_S, Group, new_store
-from functions.training.learner import Learner, Terms, pack
-from functions.training.links import (
+from functions.training.learner import Learner, Terms
+from functions.training.links import Links
+from functions.training.orders import (
     Begin,
     Build,
     Correct,
     Gather,
-    Links,
     Load,
     Meet,
     Order,
     Report,
     Update,
 )
-from functions.training.shards import gather
-from functions.training.worker import Apart, Worker, labelled
+from functions.training.worker import Apart, Worker
 from functions.training.worker import Work as Steps
 from rlhfless.errors import InternalError, RlhflessError, TransientError, from_problem
 from rlhfless.messages import GradientsRequest, TrainRequest
@@ -114,7 +113,7 @@ class Leading:
         self._check(learner)
         failure: Exception | None = None
         with self._ordered(Gather()):
-            gathered = _Gathered(self._worker.group, learner)
+            gathered = Gathered(self._worker.group, learner)
             try:
                 yield gathered
             except Exception as error:  # raised again below, once the others know
@@ -251,50 +250,3 @@ def _named(rank: int, problem: dict[str, Any]) -> RlhflessError:
     error = from_problem(problem)
     error.detail = f"worker {rank}: {error.detail}"
     return error
-
-
-class _Gathered:
-    """``Tensors`` of a learner whose slices lie with several workers."""
-
-    def __init__(self, group: Group, learner: Learner) -> None:
-        self.torn = False  # one was begun to be gathered and is not whole
-        self._group = group
-        self._numbers: dict[str, dict[str, int]] = {}
-        self._tensors: list[Tensor] = []
-        for label, tensors in labelled(learner).items():
-            first = len(self._tensors)
-            self._numbers[label] = {name: first + i for i, name in enumerate(tensors)}
-            self._tensors += tensors.values()
-
-    @property
-    def version(self) -> Mapping[str, Tensor]:
-        return _OneByOne(self._numbers[""], self._whole)
-
-    def checkpoint(self) -> dict[str, bytes]:
-        return {
-            label: pack({name: self._whole(number).cpu() for name, number in numbers.items()})
-            for label, numbers in self._numbers.items()
-            if label
-        }
-
-    def _whole(self, number: int) -> Tensor:
-        self.torn = True
-        self._group.told(number)
-        whole = gather(self._tensors[number]).detach()
-        self.torn = False
-        return whole
-
-
-class _OneByOne(Mapping[str, Tensor]):
-    def __init__(self, numbers: Mapping[str, int], whole: Callable[[int], Tensor]) -> None:
-        self._numbers = numbers
-        self._whole = whole
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._whole(self._numbers[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._numbers)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
