@@ -12,20 +12,25 @@ from functions.packing import Indices, Sequences
 def divide(sequences: Sequences, samples: Indices, size: int, *, packed: bool) -> list[Indices]:
     """``samples`` in ``size`` parts of about as many tokens; a part may be empty.
 
-    Where ``packed``, the responses to a prompt share its computation, so groups are divided only
-    if otherwise the busiest worker had more to do. Follows from the arguments alone.
+    Where ``packed``, the responses to a prompt share its computation, so a group is cut in as few
+    pieces as keep the busiest worker's tokens fewest. Follows from the arguments alone.
     """
     if size == 1:
         return [samples]
-    apart = _balanced([[i] for i in samples.tolist()], sequences, size)
-    if packed:
-        groups: dict[int, list[int]] = {}
-        for i in samples.tolist():
-            groups.setdefault(int(sequences.groups[i]), []).append(i)
-        together = _balanced(list(groups.values()), sequences, size)
-        if _busiest(sequences, together) <= _busiest(sequences, apart):
-            apart = together
-    return [np.array(part, np.int64) for part in apart]
+    apart = [[i] for i in samples.tolist()]
+    tried = [_pieces(sequences, samples, count) for count in (1, 2, 4, 8)] if packed else []
+    parts = [_balanced(units, sequences, size) for units in [*tried, apart]]
+    best = min(parts, key=lambda each: _busiest(sequences, each))  # the first of equals
+    return [np.array(part, np.int64) for part in best]
+
+
+def _pieces(sequences: Sequences, samples: Indices, count: int) -> list[list[int]]:
+    """Each group in ``count`` pieces of about as many samples."""
+    groups: dict[int, list[int]] = {}
+    for i in samples.tolist():
+        groups.setdefault(int(sequences.groups[i]), []).append(i)
+    cut = [np.array_split(np.array(group), count) for group in groups.values()]
+    return [piece.tolist() for pieces in cut for piece in pieces if len(piece)]
 
 
 def _balanced(units: list[list[int]], sequences: Sequences, size: int) -> list[list[int]]:

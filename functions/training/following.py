@@ -16,6 +16,7 @@ from functions.execution import as_error
 from functions.ranks import JOIN_S, Ranks
 from functions.training import links
 from functions.training.group import COLLECTIVE_S, Group, join_store
+from functions.training.orders import Going, Leave, Meet, Order, Report, send
 from functions.training.worker import Apart, Worker, in_step
 from rlhfless.errors import InternalError, TransientError
 
@@ -34,23 +35,23 @@ def follow(
     _pass_on_sigterm(connection)
     orders = links.orders(connection, _leader_is_gone)
     meet = next(orders)
-    if not isinstance(meet, links.Meet):
+    if not isinstance(meet, Meet):
         raise InternalError(f"the leader began with {type(meet).__name__}")
     store = join_store(ranks.host, meet.port)
     worker = Worker(device, Group.meet(store, ranks.rank, ranks.size, device, collective_s))
     for order in orders:
         match order:
-            case links.Leave(well):
+            case Leave(well):
                 if well:
                     return
                 raise TransientError("the group of workers broke")
-            case links.Meet():
+            case Meet():
                 raise InternalError("the leader wants to meet twice")
             case _:
-                links.send(connection, links.Report(_carry_out(worker, order)))
+                send(connection, Report(_carry_out(worker, order)))
 
 
-def _carry_out(worker: Worker, order: links.Order) -> dict[str, Any] | None:
+def _carry_out(worker: Worker, order: Order) -> dict[str, Any] | None:
     try:
         work = worker.prepare(order)
         if work is not None:
@@ -76,7 +77,7 @@ def _pass_on_sigterm(connection: socket.socket) -> None:
 
     def wait() -> None:
         wake_in.recv(1)
-        links.send(connection, links.Going())
+        send(connection, Going())
 
     threading.Thread(target=wait, name="sigterm", daemon=True).start()
 

@@ -12,30 +12,30 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from functions.execution import as_error
 from functions.ranks import JOIN_S, Ranks
 from functions.training.crew import Tensors
+from functions.training.gathering import Gathered
 from functions.training.group import COLLECTIVE_S, Group, new_store
-from functions.training.learner import Learner, Terms, pack
-from functions.training.links import (
+from functions.training.learner import Learner, Terms
+from functions.training.links import Links
+from functions.training.orders import (
     Begin,
     Build,
     Correct,
     Gather,
-    Links,
     Load,
     Meet,
     Order,
+    Report,
     Update,
 )
-from functions.training.shards import gather
-from functions.training.worker import Apart, Worker, labelled
+from functions.training.worker import Apart, Worker
 from functions.training.worker import Work as Steps
 from rlhfless.errors import InternalError, RlhflessError, TransientError, from_problem
 from rlhfless.messages import GradientsRequest, TrainRequest
@@ -108,13 +108,21 @@ class Leading:
 
     @contextlib.contextmanager
     def tensors(self, learner: Learner) -> Iterator[Tensors]:
-        """Each tensor is gathered when it is asked for, by all workers, and kept by none."""
+        """Each tensor is gathered when it is asked for, by all workers, and kept by none. What goes
+        wrong with them afterwards (no space left, another's version) is nothing to the others."""
         self._check(learner)
+        failure: Exception | None = None
         with self._ordered(Gather()):
+            gathered = Gathered(self._worker.group, learner)
             try:
-                yield _Gathered(self._worker.group, learner)
-            finally:
-                self._worker.group.told(-1)
+                yield gathered
+            except Exception as error:  # raised again below, once the others know
+                if gathered.torn:
+                    raise
+                failure = error
+            self._worker.group.told(-1)
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
         """Raises what broke the group, if it broke and somebody else started some of it: whoever
@@ -158,36 +166,36 @@ class Leading:
         if self._broken is not None:
             raise self._broken
         self._links.tell(order)
+        begun = False
         try:
-            yield self._worker.prepare(order)
+            work = self._worker.prepare(order)
+            begun = True
+            yield work
         except GeneratorExit:
-            self._settle(None)
+            self._settle(None, begun)
             raise
         except BaseException as error:
-            if (worse := self._settle(error)) is not None and worse is not error:
+            if (worse := self._settle(error, begun)) is not None and worse is not error:
                 raise worse from error
             raise
-        if (failure := self._settle(None)) is not None:
+        if (failure := self._settle(None, begun)) is not None:
             raise failure
 
-    def _settle(self, error: BaseException | None) -> BaseException | None:
-        """Wait for the reports on an order that has ended here, with ``error`` or well; what it
-        comes to: that error, or what caused it elsewhere."""
+    def _settle(self, error: BaseException | None, begun: bool) -> BaseException | None:
+        """Wait for the reports on an order that has ended here, with ``error`` or well, having been
+        ``begun`` by all or by none; what it comes to: that error, or what caused it elsewhere."""
         reports = self._links.reports(COLLECTIVE_S if error is None else REPORT_S)
         with self._lock:
             self._ended += 1
         theirs = _first({rank: r.problem for rank, r in reports.items() if r.problem is not None})
         ours = None if error is None or isinstance(error, Apart) else as_error(error)
-        if (
-            ours is not None
-            and ours.category == "internal"
-            and not isinstance(error, RlhflessError)
-        ):
-            ours = None  # most likely a collective that others did not come to
-        silent = sorted(set(range(1, self._size)) - reports.keys())
-        if silent or (error is None and theirs is not None):
-            told = f"the group of workers broke: worker {silent[0] if silent else 0} is out of step"
-            self._break(ours or theirs or TransientError(told))
+        if ours is not None and ours.category == "internal" and ours is not error:
+            why = ours.detail  # most likely of a collective that others did not come to
+            ours = None
+        else:
+            why = "its workers are out of step"
+        if len(reports) < self._size - 1 or (begun and not _alike(error, reports.values())):
+            self._break(ours or theirs or TransientError(f"the group of workers broke: {why}"))
         return (ours and error) or self._broken or theirs or error
 
     # --- news of followers ------------------------------------------------------------------------
@@ -223,6 +231,16 @@ class Leading:
         self._broke(error)
 
 
+def _alike(error: BaseException | None, reports: Iterable[Report]) -> bool:
+    """Whether all have come through an order in the same way, so that they are still in step. Who
+    met an error that is none of ours cannot be sure of that."""
+    if error is not None and not isinstance(error, RlhflessError):
+        return False
+    category = None if error is None else error.category
+    problems = (report.problem for report in reports)
+    return all((None if p is None else p.get("category")) == category for p in problems)
+
+
 def _first(problems: Mapping[int, dict[str, Any]]) -> RlhflessError | None:
     return _named(min(problems), problems[min(problems)]) if problems else None
 
@@ -232,46 +250,3 @@ def _named(rank: int, problem: dict[str, Any]) -> RlhflessError:
     error = from_problem(problem)
     error.detail = f"worker {rank}: {error.detail}"
     return error
-
-
-class _Gathered:
-    """``Tensors`` of a learner whose slices lie with several workers."""
-
-    def __init__(self, group: Group, learner: Learner) -> None:
-        self._group = group
-        self._numbers: dict[str, dict[str, int]] = {}
-        self._tensors: list[Tensor] = []
-        for label, tensors in labelled(learner).items():
-            first = len(self._tensors)
-            self._numbers[label] = {name: first + i for i, name in enumerate(tensors)}
-            self._tensors += tensors.values()
-
-    @property
-    def version(self) -> Mapping[str, Tensor]:
-        return _OneByOne(self._numbers[""], self._whole)
-
-    def checkpoint(self) -> dict[str, bytes]:
-        return {
-            label: pack({name: self._whole(number).cpu() for name, number in numbers.items()})
-            for label, numbers in self._numbers.items()
-            if label
-        }
-
-    def _whole(self, number: int) -> Tensor:
-        self._group.told(number)
-        return gather(self._tensors[number]).detach()
-
-
-class _OneByOne(Mapping[str, Tensor]):
-    def __init__(self, numbers: Mapping[str, int], whole: Callable[[int], Tensor]) -> None:
-        self._numbers = numbers
-        self._whole = whole
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._whole(self._numbers[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._numbers)
-
-    def __len__(self) -> int:
-        return len(self._numbers)

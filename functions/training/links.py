@@ -2,7 +2,7 @@
 
 One TCP connection a follower, kept for the group's life. A process that ends, however it does,
 closes its end, which the other side learns at once; a machine that is gone is found out by the
-kernel's probes within ``PROBED_S``. Messages are msgpack, each behind its length (4 bytes).
+kernel's probes within ``PROBED_S``. What is said is in ``functions.training.orders``.
 """
 
 from __future__ import annotations
@@ -12,121 +12,33 @@ import hmac
 import logging
 import os
 import queue
+import signal
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import msgspec
 
 from functions.ranks import JOIN_S, Ranks
+from functions.training.orders import (
+    FromLeader,
+    Going,
+    Hello,
+    Leave,
+    Report,
+    of_follower,
+    of_leader,
+    receive,
+    send,
+)
 from rlhfless.errors import InternalError, TransientError
-from rlhfless.messages import GradientsRequest, TrainRequest
 
 PROBED_S = 30
 _RETRY_S = 0.1
 _POLL_S = 0.5
-_MAX_BYTES = 1 << 31
 _log = logging.getLogger(__name__)
-
-
-class Hello(msgspec.Struct, tag=True, frozen=True):
-    """A follower's first word."""
-
-    rank: int
-    token: str
-
-
-class Meet(msgspec.Struct, tag=True, frozen=True):
-    """Where torch's store is: a port of the leader's host."""
-
-    port: int
-
-
-class Build(msgspec.Struct, tag=True, frozen=True):
-    """Have a learner at version 0. One of the two requests names its terms."""
-
-    seed: int
-    train: TrainRequest | None = None
-    gradients: GradientsRequest | None = None
-
-
-class Load(msgspec.Struct, tag=True, frozen=True):
-    store: str
-    job: str
-    version: int
-
-
-class Correct(msgspec.Struct, tag=True, frozen=True):
-    store: str
-    job: str
-    version: int
-
-
-class Update(msgspec.Struct, tag=True, frozen=True):
-    store: str
-    request: TrainRequest
-
-
-class Begin(msgspec.Struct, tag=True, frozen=True):
-    request: GradientsRequest
-
-
-class Gather(msgspec.Struct, tag=True, frozen=True):
-    """Help to make the tensors whole that the leader names, one after the other."""
-
-
-class Leave(msgspec.Struct, tag=True, frozen=True):
-    """The group ends; ``well``: as it should."""
-
-    well: bool
-
-
-class Report(msgspec.Struct, tag=True, frozen=True):
-    """How an order went; ``problem`` is an error's document."""
-
-    problem: dict[str, Any] | None = None
-
-
-class Going(msgspec.Struct, tag=True, frozen=True):
-    """The follower's machine wants it to end: the group should, in order."""
-
-
-Order: TypeAlias = Build | Load | Correct | Update | Begin | Gather
-FromLeader: TypeAlias = Meet | Order | Leave
-FromFollower: TypeAlias = Hello | Report | Going
-_encoder = msgspec.msgpack.Encoder()
-_of_leader = msgspec.msgpack.Decoder(FromLeader)
-_of_follower = msgspec.msgpack.Decoder(FromFollower)
-
-
-def send(connection: socket.socket, message: FromLeader | FromFollower) -> None:
-    data = _encoder.encode(message)
-    connection.sendall(struct.pack(">I", len(data)) + data)
-
-
-def _receive(connection: socket.socket) -> bytes | None:
-    """None: the other side is gone."""
-    try:
-        head = _exactly(connection, 4)
-        if head is None:
-            return None
-        (size,) = struct.unpack(">I", head)
-        return None if size > _MAX_BYTES else _exactly(connection, size)
-    except OSError:
-        return None
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < size:
-        part = connection.recv(min(1 << 20, size - len(data)))
-        if not part:
-            return None
-        data += part
-    return bytes(data)
 
 
 def follow(ranks: Ranks, timeout_s: float = JOIN_S) -> socket.socket:
@@ -153,13 +65,13 @@ def orders(connection: socket.socket, gone: Callable[[], None]) -> Iterator[From
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def read() -> None:
-        while (data := _receive(connection)) is not None:
+        while (data := receive(connection)) is not None:
             waiting.put(data)
         gone()
 
     threading.Thread(target=read, name="leader", daemon=True).start()
     while True:
-        yield _of_leader.decode(waiting.get())
+        yield of_leader(waiting.get())
 
 
 class Listener(Protocol):
@@ -207,9 +119,9 @@ class Links:
 
     def _admit(self, ranks: Ranks, connection: socket.socket) -> None:
         connection.settimeout(10)
-        data = _receive(connection)
+        data = receive(connection)
         try:
-            hello = None if data is None else _of_follower.decode(data)
+            hello = None if data is None else of_follower(data)
         except msgspec.DecodeError:
             hello = None
         if (
@@ -232,8 +144,8 @@ class Links:
             ).start()
 
     def _hear(self, rank: int, connection: socket.socket) -> None:
-        while (data := _receive(connection)) is not None:
-            match _of_follower.decode(data):
+        while (data := receive(connection)) is not None:
+            match of_follower(data):
                 case Report() as report:
                     if report.problem is not None:
                         self._listener.failed(rank, report.problem)
@@ -278,8 +190,8 @@ class Links:
         for rank, pid in self._children.items():
             end = self._end_of(rank, wait_s=max(0.0, give_up - time.monotonic()))
             if end is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, 9)
+                os.kill(pid, signal.SIGKILL)  # ours to wait for, so it is nobody else's number
+                self._end_of(rank, wait_s=1.0)
         for connection in self._connections.values():
             connection.close()
 

@@ -11,14 +11,13 @@ from collections.abc import Generator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from functions.results import open_store
 from functions.training.crew import Alone
+from functions.training.gathering import help_gathering
 from functions.training.group import Group
 from functions.training.learner import Learner
-from functions.training.links import Begin, Build, Correct, Gather, Load, Order, Update
-from functions.training.shards import gather
+from functions.training.orders import Begin, Build, Correct, Gather, Load, Order, Update
 from rlhfless.errors import InternalError
 
 Work = Generator[None, None, Any]
@@ -68,7 +67,7 @@ class Worker:
             case Begin(request):
                 return alone.begin(self._learner, request)
             case Gather():
-                return self._help(self._learner)
+                return _helping(self.group, self._learner)
         return None
 
     @property
@@ -77,18 +76,10 @@ class Worker:
             raise InternalError("this worker has no learner")
         return self.learner
 
-    def _help(self, learner: Learner) -> Work:
-        """As a follower: gather what the leader names, until it names nothing."""
-        tensors = [each for named in labelled(learner).values() for each in named.values()]
-        while (number := self.group.told(0)) >= 0:
-            gather(tensors[number])
-        yield from ()
 
-
-def labelled(learner: Learner) -> dict[str, dict[str, Tensor]]:
-    """All tensors that may have to be made whole, in the same order on every worker: the version's
-    under the empty label, and those of a checkpoint's attachments."""
-    return {"": learner.policy.tensors(), **learner.state()}
+def _helping(group: Group, learner: Learner) -> Work:
+    help_gathering(group, learner)
+    yield from ()
 
 
 def in_step(group: Group, work: Work) -> None:

@@ -37,6 +37,18 @@ def run_group(size: int, program: Callable[..., Any], *arguments: Any) -> list[A
             process.join()
 
 
+def run_apart(program: Callable[..., Any], *arguments: Any) -> Any:
+    """``program(*arguments)`` in a process of its own, from which it may fork; what it returns."""
+    receiving, sending = _context.Pipe(duplex=False)
+    process = _context.Process(target=_run, args=(sending, program, arguments))
+    try:
+        process.start()
+        return _results([receiving])[0]
+    finally:
+        process.kill()
+        process.join()
+
+
 def _results(pipes: Sequence[Connection]) -> list[Any]:
     results = []
     for rank, pipe in enumerate(pipes):
@@ -55,15 +67,24 @@ def _work(
     program: Callable[..., Any],
     arguments: Sequence[Any],
 ) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    import torch
-
     from functions.training.group import Group, join_store
 
+    def in_group() -> Any:
+        import torch
+
+        store = join_store("127.0.0.1", port)
+        return program(Group.meet(store, rank, size, torch.device("cpu"), 60.0), *arguments)
+
+    _run(pipe, in_group, ())
+
+
+def _run(pipe: Connection, program: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    import torch
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
     try:
-        torch.set_num_threads(1)
-        group = Group.meet(join_store("127.0.0.1", port), rank, size, torch.device("cpu"), 60.0)
-        pipe.send((True, program(group, *arguments)))
+        pipe.send((True, program(*arguments)))
     except BaseException:  # the boundary of the process: its test shows it
         pipe.send((False, traceback.format_exc()))
     pipe.close()

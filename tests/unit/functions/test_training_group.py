@@ -9,9 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from functions.packing import Sequences
 from functions.training import ahead
+from functions.training.division import divide
 from functions.training.group import SOLO, Group
 from functions.training.learner import Learner
 from functions.training.shards import gather, slice_of
@@ -27,7 +31,7 @@ from rlhfless.messages import (
     TrainRequest,
 )
 from tests.support.group import run_group
-from tests.support.training import GRPO, LORA, PPO, SETTINGS, make_batch
+from tests.support.training import GRPO, LORA, PPO, SETTINGS, Job, make_batch
 
 
 def calm(settings: Optimization = SETTINGS, **changes: Any) -> Optimization:
@@ -144,3 +148,86 @@ def test_autocast_is_as_near_to_one_worker_as_bfloat16_is(tiny_model_dir: Path) 
     assert_same(first, second, atol=0.0, rtol=0.0)
     for name in ("policy/entropy", "policy/grad_norm", "mismatch/kl"):
         assert first[1][name] == pytest.approx(alone[1][name], rel=0.03), name
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_fewer_samples_than_workers_make_the_same_update(
+    tiny_model_dir: Path, workers: int
+) -> None:
+    """Some minibatches give some workers nothing to do; one is empty."""
+    torch.set_num_threads(1)
+    batch = make_batch(3, groups=1, size=3)
+    request = request_of(tiny_model_dir, PPO, calm(minibatches=2, passes=2))
+    alone = updated(SOLO, request, batch, [])
+    for result in run_group(workers, updated, request, batch, []):
+        assert_same(alone, result)
+
+
+@pytest.mark.parametrize("setup", ["full", "ppo", "lora", "kl_in_reward"])
+def test_what_was_done_ahead_is_taken_up_by_all(tiny_model_dir: Path, setup: str) -> None:
+    torch.set_num_threads(1)
+    algorithm, settings = SETUPS[setup]
+    request = request_of(tiny_model_dir, algorithm, settings)
+    batch = make_batch(reference=algorithm.kl_coefficient > 0)
+    job = Job(Path("unused"), tiny_model_dir, algorithm=algorithm, settings=settings)
+    begun = [job.gradients_request(request, batch, groups) for groups in ([2], [0, 3])]
+    alone = updated(SOLO, request, batch, [])
+    results = run_group(2, updated, request, batch, begun)
+    share = updated(SOLO, request, batch, begun)[1]["training/overlapped_share"]
+    assert share > 0
+    for result in results:
+        assert result[1].pop("training/overlapped_share") == pytest.approx(share)
+        assert_same((alone[0], without_share(alone[1]), 0), result)
+
+
+def without_share(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: v for name, v in metrics.items() if name != "training/overlapped_share"}
+
+
+def test_dropout_is_drawn_anew_by_each_worker_and_the_same_each_time(tiny_model_dir: Path) -> None:
+    torch.set_num_threads(1)
+    request = request_of(tiny_model_dir, GRPO, calm(LORA, lora_dropout=0.3))
+    first, second = (run_group(2, updated, request, make_batch(), []) for _ in range(2))
+    assert_same(first[0], second[0], atol=0.0, rtol=0.0)
+    assert_same(first[0], first[1], atol=0.0, rtol=0.0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.lists(st.integers(0, 60), max_size=6)), max_size=8),
+    st.integers(1, 5),
+    st.booleans(),
+)
+def test_every_sample_is_computed_by_one_worker(
+    groups: list[tuple[int, list[int]]], size: int, packed: bool
+) -> None:
+    """``groups``: tokens of a prompt, and of each response to it."""
+    members = [(g, tokens) for g, (_, lengths) in enumerate(groups) for tokens in lengths]
+    sequences = Sequences(
+        prompts=[np.zeros(groups[g][0], np.int32) for g, _ in members],
+        responses=[np.zeros(tokens, np.int32) for _, tokens in members],
+        starts=np.zeros(len(members), np.int64),
+        groups=np.array([g for g, _ in members], np.int32),
+    )
+    samples = np.arange(len(members))
+    parts = divide(sequences, samples, size, packed=packed)
+    assert len(parts) == size
+    assert sorted(i for part in parts for i in part.tolist()) == samples.tolist()
+    whole = [len(sequences.prompts[i]) + len(sequences.responses[i]) for i in samples]
+    loads = [sum(whole[i] for i in part) for part in parts]
+    if not packed:  # Graham's bound for the largest-first rule
+        best = max(sum(whole) / size, max(whole, default=0))
+        assert max(loads) <= (4 / 3 + 1e-9) * best + max(whole, default=0) / 3
+
+
+def test_groups_stay_together_where_that_is_less_work() -> None:
+    long_prompts = Sequences(
+        prompts=[np.zeros(100, np.int32)] * 8,
+        responses=[np.zeros(10, np.int32)] * 8,
+        starts=np.zeros(8, np.int64),
+        groups=np.repeat(np.arange(2, dtype=np.int32), 4),
+    )
+    parts = divide(long_prompts, np.arange(8), 2, packed=True)
+    assert sorted(sorted(part.tolist()) for part in parts) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    four = divide(long_prompts, np.arange(8), 4, packed=True)
+    assert [len(part) for part in four] == [2, 2, 2, 2]  # whole groups would leave two idle
+    assert all(len(set(long_prompts.groups[part])) == 1 for part in four)
