@@ -15,11 +15,12 @@ from controller.platforms.knative import KnativePlatform
 from controller.platforms.local_logs import LogFiles
 from controller.service.log_files import LogFiles as Reader
 from rlhfless.errors import RlhflessError
+from tests.support.given_cluster import only_standin
 from tests.support.knative_cluster import TOKEN
 from tests.support.knative_platforms import World, world
 from tests.support.processes import frames_of, rollout, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, only_standin("what its pods say is said by the test")]
 
 
 class Said:
