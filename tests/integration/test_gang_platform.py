@@ -18,12 +18,13 @@ from controller.platforms.knative_garbage import collect
 from rlhfless.errors import CapacityError, InternalError, TransientError, UserError
 from rlhfless.messages import AnyFrame, TrainDone
 from tests.support.gang_cluster import JOBS, PODS, WORKLOADS, GangCluster
+from tests.support.given_cluster import only_standin
 from tests.support.knative_cluster import TOKEN
 from tests.support.knative_platforms import World, settings, with_gangs, world
 from tests.support.kube_api import Object
 from tests.support.processes import frames_of, train, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, only_standin("Jobs and their pods are its own")]
 ADDRESSES = ("api/v1", "services", "default")
 TWO = Deployment("training", workers=2)
 IMAGE = {
