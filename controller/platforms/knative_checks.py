@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
+from controller.platforms.knative_finding import Finding
 from controller.platforms.knative_settings import FunctionPods, KnativeSettings, Pool
+from controller.platforms.knative_storage import judge_claims
 from controller.platforms.kube import Object
 
-Verdict = Literal["ok", "warning", "failed", "unknown"]
 Rule = tuple[str, str, str]
 """Verb, API group, resource (and its subresource, after a slash)."""
 FEATURES, AUTOSCALER, DEFAULTS = "config-features", "config-autoscaler", "config-defaults"
@@ -43,20 +43,11 @@ _FLAGS = {
 
 
 @dataclass(frozen=True)
-class Finding:
-    """``advice``: what to change, where something is."""
-
-    verdict: Verdict
-    what: str
-    advice: str = ""
-
-
-@dataclass(frozen=True)
 class Facts:
     """What a cluster told. None: it may not be read by whoever asked.
 
     ``maps``: data of Knative's ConfigMaps; ``rules``: whether the controller may do each;
-    ``claims``: persistent volume claims of the namespace by name.
+    ``claims``: persistent volume claims of the namespace by name; ``storage_classes``: by name.
     """
 
     knative: bool
@@ -64,6 +55,7 @@ class Facts:
     nodes: list[Object] | None = None
     rules: dict[Rule, bool] = field(default_factory=dict)
     claims: dict[str, Object] | None = None
+    storage_classes: dict[str, Object] | None = None
 
 
 def judge(settings: KnativeSettings, facts: Facts) -> list[Finding]:
@@ -78,7 +70,7 @@ def judge(settings: KnativeSettings, facts: Facts) -> list[Finding]:
         *_autoscaler(settings, facts.maps.get(AUTOSCALER)),
         _timeouts(settings, facts.maps.get(DEFAULTS)),
         *_accelerators(settings, facts.nodes),
-        *_claims(settings, facts.claims),
+        *judge_claims(settings, facts.claims, facts.storage_classes),
     ]
 
 
@@ -207,32 +199,6 @@ def _tolerated(taint: Mapping[str, str], tolerations: Iterable[Mapping[str, str]
         if key and value and toleration.get("effect") in (None, taint.get("effect")):
             return True
     return False
-
-
-def _claims(settings: KnativeSettings, claims: dict[str, Object] | None) -> Iterator[Finding]:
-    names = dict.fromkeys(
-        volume["persistentVolumeClaim"]["claimName"]
-        for pods in settings.functions.values()
-        for pool in pods.pools
-        for volume in pool.template.get("spec", {}).get("volumes", [])
-        if "persistentVolumeClaim" in volume
-    )
-    for name in names:
-        if claims is None:
-            yield Finding("unknown", f"the volume claim {name}", "claims may not be read")
-            continue
-        claim = claims.get(name)
-        if claim is None:
-            yield Finding("failed", f"there is no volume claim {name}", "see the chart's store.pvc")
-            continue
-        modes = claim.get("spec", {}).get("accessModes", [])
-        if "ReadWriteMany" not in modes:
-            advice = "use a storage class that has ReadWriteMany, or store.type s3 or gcs"
-            yield Finding("failed", f"{name} is for one node only ({', '.join(modes)})", advice)
-        elif claim.get("status", {}).get("phase") != "Bound":
-            yield Finding("warning", f"{name} is not bound yet", f"kubectl describe pvc {name}")
-        else:
-            yield Finding("ok", f"{name} can be used by all functions")
 
 
 def _unreadable(name: str, need: str) -> Finding:

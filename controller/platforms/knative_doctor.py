@@ -22,6 +22,7 @@ from controller.platforms.kube import (
     CONFIG_MAPS,
     NODES,
     SERVICES,
+    STORAGE_CLASSES,
     Kind,
     Kube,
     Object,
@@ -66,9 +67,13 @@ async def examine(kube: Kube, settings: KnativeSettings) -> Facts:
         name: await _data(kube, name) for name in (FEATURES, AUTOSCALER, DEFAULTS)
     }
     rules = {rule: await _may(kube, namespace, rule) for rule in RULES}
-    claims = await _all(kube, CLAIMS, namespace)
-    by_name = None if claims is None else {item["metadata"]["name"]: item for item in claims}
-    return Facts(knative, maps, await _all(kube, NODES), rules, by_name)
+    claims = _by_name(await _all(kube, CLAIMS, namespace))
+    classes = _by_name(await _all(kube, STORAGE_CLASSES))
+    return Facts(knative, maps, await _all(kube, NODES), rules, claims, classes)
+
+
+def _by_name(items: list[Object] | None) -> dict[str, Object] | None:
+    return None if items is None else {item["metadata"]["name"]: item for item in items}
 
 
 async def _data(kube: Kube, name: str) -> dict[str, str] | None:

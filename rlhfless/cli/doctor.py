@@ -13,7 +13,7 @@ import typer
 from rlhfless.errors import UserError
 
 if TYPE_CHECKING:
-    from controller.platforms.knative_checks import Finding
+    from controller.platforms.knative_finding import Finding
 
 _MARKS = {"ok": "ok", "warning": "warn", "failed": "FAIL", "unknown": "?"}
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "unknown": "yellow"}
