@@ -3,7 +3,8 @@
 ``RLHFLESS_TEST_KUBECONFIG`` leads to it; ``RLHFLESS_TEST_IMAGE`` is an image for functions that has
 ``tests/apps``; ``RLHFLESS_TEST_NAMESPACE`` is where Services may be made (``default``);
 ``RLHFLESS_TEST_GATEWAY`` is where Knative's inner gateway is reached from here, if Services are not
-(``http://127.0.0.1:8081``, forwarded). See docs/deploy.md.
+(``http://127.0.0.1:8081``, forwarded); ``RLHFLESS_TEST_VALUES`` are the chart's values there. See
+docs/deploy.md.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
-from kubernetes.aio.client import CoreV1Api
+from kubernetes.aio.client import Configuration, CoreV1Api
+from kubernetes.aio.config import load_incluster_config, load_kube_config
 from kubernetes.aio.stream import WsApiClient
 
 from controller.platforms.knative_settings import KnativeSettings, duration_s
@@ -24,6 +26,7 @@ KUBECONFIG = "RLHFLESS_TEST_KUBECONFIG"
 IMAGE = "RLHFLESS_TEST_IMAGE"
 NAMESPACE = "RLHFLESS_TEST_NAMESPACE"
 GATEWAY = "RLHFLESS_TEST_GATEWAY"
+VALUES = "RLHFLESS_TEST_VALUES"
 PATIENCE = 10
 """A node and its image take longer than a process: by how much one waits more."""
 _SECURITY = {
@@ -40,6 +43,7 @@ class GivenCluster:
     image: str
     namespace: str
     gateway: str
+    values: str
 
 
 def given_cluster(environment: Mapping[str, str] = os.environ) -> GivenCluster | None:
@@ -47,9 +51,10 @@ def given_cluster(environment: Mapping[str, str] = os.environ) -> GivenCluster |
         return None
     return GivenCluster(
         kubeconfig=environment[KUBECONFIG],
-        image=environment[IMAGE],
+        image=environment.get(IMAGE, ""),
         namespace=environment.get(NAMESPACE, "default"),
         gateway=environment.get(GATEWAY, ""),
+        values=environment.get(VALUES, ""),
     )
 
 
@@ -63,6 +68,7 @@ def on_given(
 ) -> KnativeSettings:
     """The settings of a test, for that cluster: its namespace, an image that can be pulled there,
     ``app`` of ``tests.apps.probe`` in it, and a release of its own."""
+    assert given.image, f"{IMAGE} must name an image for functions that has tests/apps"
     document = told.model_dump(by_alias=True)
     document |= {"namespace": given.namespace, "release": release}
     document["knative"]["directSteering"] &= not given.gateway  # pods' addresses are of the cluster
@@ -105,18 +111,35 @@ class ThroughGateway(httpx.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-async def terminate(configuration: Any, namespace: str, pod: str, container: str) -> None:
-    """SIGTERM to a function, as a node that is taken away sends it. (A pod that is deleted gets it
-    only when Knative's queue-proxy has no request left.)"""
+async def execute(
+    configuration: Any, namespace: str, pod: str, container: str, command: list[str]
+) -> str:
+    """What a command in a container prints."""
     async with WsApiClient(configuration) as client:
         core = CoreV1Api(client)
-        await core.connect_get_namespaced_pod_exec(
+        told: str = await core.connect_get_namespaced_pod_exec(
             pod,
             namespace,
             container=container,
-            command=["sh", "-c", "kill -TERM 1"],
+            command=command,
             stdout=True,
             stderr=True,
             stdin=False,
             tty=False,
         )
+    return told
+
+
+async def configuration_of(given: GivenCluster) -> Configuration:
+    configuration = Configuration()
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        load_incluster_config(client_configuration=configuration)
+    else:
+        await load_kube_config(given.kubeconfig, client_configuration=configuration)
+    return configuration
+
+
+async def terminate(configuration: Any, namespace: str, pod: str, container: str) -> None:
+    """SIGTERM to a function, as a node that is taken away sends it. (A pod that is deleted gets it
+    only when Knative's queue-proxy has no request left.)"""
+    await execute(configuration, namespace, pod, container, ["sh", "-c", "kill -TERM 1"])

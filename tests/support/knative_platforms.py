@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import uuid
 from collections.abc import AsyncGenerator, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 from kubernetes.aio.client import Configuration
-from kubernetes.aio.config import load_incluster_config, load_kube_config
 
 from controller.ledger import Ledger
 from controller.platforms.base import Deployment
@@ -25,6 +23,7 @@ from rlhfless.messages import FUNCTION_NAMES, FunctionName
 from tests.support.given_cluster import (
     GivenCluster,
     ThroughGateway,
+    configuration_of,
     given_cluster,
     on_given,
     terminate,
@@ -208,11 +207,7 @@ async def _place_in(
     with pytest.MonkeyPatch.context() as patching:
         patching.setenv("KUBECONFIG", given.kubeconfig)
         kube = await Kube.connect()
-        configuration = Configuration()
-        if "KUBERNETES_SERVICE_HOST" in os.environ:
-            load_incluster_config(client_configuration=configuration)
-        else:
-            await load_kube_config(given.kubeconfig, client_configuration=configuration)
+    configuration = await configuration_of(given)
     async with kube:
         place = World(kube, here, given=given, configuration=configuration)
         try:
