@@ -42,7 +42,7 @@ from controller.platforms.knative_pods import Pods
 from controller.platforms.knative_pool import KnativePool, Route
 from controller.platforms.knative_settings import KnativeSettings, duration_s
 from controller.platforms.knative_sharing import Mark, leave, marks_of
-from controller.platforms.knative_status import PodView, read_pod, read_service
+from controller.platforms.knative_status import read_pod, read_service
 from controller.platforms.kube import MANAGER, PODS, SERVICES, Kind, Kube, Object
 from controller.platforms.local_logs import LogFiles, LogSlice
 from rlhfless.errors import CapacityError, InternalError, RlhflessError
@@ -105,7 +105,7 @@ class KnativePlatform:
                 name=self.holder[:8],
                 since_s=logged_to_s,
             )
-        self._views: dict[bool, list[PodView]] = {}  # of our own pods, and of shared ones
+        self._told: dict[bool, list[Object]] = {}  # our own pods, and shared ones
         self._serving: dict[tuple[str, str], str] = {}  # by job and call: the pod's name
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: RlhflessError | None = None
@@ -253,7 +253,7 @@ class KnativePlatform:
         pool.serve()
 
     def log_slices(self) -> list[LogSlice]:
-        """What the job's own pods said; those that jobs share are not among them."""
+        """What the job's pods said, those that it shares while it alone uses them."""
         return [] if self._logs is None else self._logs.slices()
 
     def drop_logs(self, parts: Iterable[LogSlice]) -> None:
@@ -271,10 +271,11 @@ class KnativePlatform:
         async with contextlib.aclosing(following) as snapshots:
             async for snapshot in snapshots:
                 if kind is PODS:
-                    self._views[shared] = [read_pod(pod) for pod in snapshot.values()]
-                    self._pods.update(chain.from_iterable(self._views.values()))
-                    if self._logs is not None and not shared:
-                        self._logs.update(snapshot.values())
+                    self._told[shared] = list(snapshot.values())
+                    pods = list(chain.from_iterable(self._told.values()))
+                    self._pods.update(read_pod(pod) for pod in pods)
+                    if self._logs is not None:
+                        self._logs.update(pods)
                 else:
                     self._take_services(snapshot, shared)
                 self._wake()
@@ -286,7 +287,10 @@ class KnativePlatform:
             if name in snapshot:
                 route.view = read_service(snapshot[name])
                 if shared and not self._closing:
-                    self._pods.share(name, len(marks_of(snapshot[name])) or 1)
+                    marks = marks_of(snapshot[name])
+                    self._pods.share(name, len(marks) or 1)
+                    if self._logs is not None:
+                        self._logs.share(name, alone=marks == [self._mark])
             elif route.view.url is not None and not self._closing:
                 self._fail(CapacityError(f"somebody deleted the Knative service {name}"))
 

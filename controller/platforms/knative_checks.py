@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from controller.platforms.gang_checks import GANG_RULES, judge_gang
 from controller.platforms.knative_findings import Finding, Rule
 from controller.platforms.knative_settings import FunctionPods, KnativeSettings, Pool
+from controller.platforms.knative_storage import judge_claims
 from controller.platforms.kube import Object
 
 FEATURES, AUTOSCALER, DEFAULTS = "config-features", "config-autoscaler", "config-defaults"
@@ -45,8 +46,8 @@ class Facts:
     """What a cluster told. None: it may not be read by whoever asked.
 
     ``maps``: data of Knative's ConfigMaps; ``rules``: whether the controller may do each;
-    ``claims``: persistent volume claims of the namespace by name, ``queues``: Kueue's LocalQueues,
-    where ``kueue`` is there.
+    ``claims``: persistent volume claims of the namespace by name; ``storage_classes``: by name;
+    ``queues``: Kueue's LocalQueues, where ``kueue`` is there.
     """
 
     knative: bool
@@ -54,6 +55,7 @@ class Facts:
     nodes: list[Object] | None = None
     rules: dict[Rule, bool] = field(default_factory=dict)
     claims: dict[str, Object] | None = None
+    storage_classes: dict[str, Object] | None = None
     kueue: bool = False
     queues: dict[str, Object] | None = None
 
@@ -75,7 +77,7 @@ def judge(settings: KnativeSettings, facts: Facts) -> list[Finding]:
         *_autoscaler(settings, facts.maps.get(AUTOSCALER)),
         _timeouts(settings, facts.maps.get(DEFAULTS)),
         *_accelerators(settings, facts.nodes),
-        *_claims(settings, facts.claims),
+        *judge_claims(settings, facts.claims, facts.storage_classes),
         *judge_gang(settings, facts.kueue, facts.queues),
     ]
 
@@ -205,32 +207,6 @@ def _tolerated(taint: Mapping[str, str], tolerations: Iterable[Mapping[str, str]
         if key and value and toleration.get("effect") in (None, taint.get("effect")):
             return True
     return False
-
-
-def _claims(settings: KnativeSettings, claims: dict[str, Object] | None) -> Iterator[Finding]:
-    names = dict.fromkeys(
-        volume["persistentVolumeClaim"]["claimName"]
-        for pods in settings.functions.values()
-        for pool in pods.pools
-        for volume in pool.template.get("spec", {}).get("volumes", [])
-        if "persistentVolumeClaim" in volume
-    )
-    for name in names:
-        if claims is None:
-            yield Finding("unknown", f"the volume claim {name}", "claims may not be read")
-            continue
-        claim = claims.get(name)
-        if claim is None:
-            yield Finding("failed", f"there is no volume claim {name}", "see the chart's store.pvc")
-            continue
-        modes = claim.get("spec", {}).get("accessModes", [])
-        if "ReadWriteMany" not in modes:
-            advice = "use a storage class that has ReadWriteMany, or store.type s3 or gcs"
-            yield Finding("failed", f"{name} is for one node only ({', '.join(modes)})", advice)
-        elif claim.get("status", {}).get("phase") != "Bound":
-            yield Finding("warning", f"{name} is not bound yet", f"kubectl describe pvc {name}")
-        else:
-            yield Finding("ok", f"{name} can be used by all functions")
 
 
 def _unreadable(name: str, need: str) -> Finding:

@@ -22,6 +22,7 @@ from controller.platforms.kube import (
     CONFIG_MAPS,
     NODES,
     SERVICES,
+    STORAGE_CLASSES,
     Kind,
     Kube,
     Object,
@@ -69,13 +70,13 @@ async def examine(kube: Kube, settings: KnativeSettings) -> Facts:
         name: await _data(kube, name) for name in (FEATURES, AUTOSCALER, DEFAULTS)
     }
     allowed = {rule: await _may(kube, namespace, rule) for rule in rules(settings)}
-    claims = await _all(kube, CLAIMS, namespace)
-    by_name = None if claims is None else {item["metadata"]["name"]: item for item in claims}
+    claims = _by_name(await _all(kube, CLAIMS, namespace))
+    classes = _by_name(await _all(kube, STORAGE_CLASSES))
     kueue, queues = False, None
     if settings.training.gang == "kueue":
         kueue, queues = await _queues(kube, namespace)
     nodes = await _all(kube, NODES)
-    return Facts(knative, maps, nodes, allowed, by_name, kueue, queues)
+    return Facts(knative, maps, nodes, allowed, claims, classes, kueue, queues)
 
 
 async def _queues(kube: Kube, namespace: str) -> tuple[bool, dict[str, Object] | None]:
@@ -85,8 +86,12 @@ async def _queues(kube: Kube, namespace: str) -> tuple[bool, dict[str, Object] |
             found = await _all(kube, kind, namespace)
         except UserError:  # a version that is not there
             continue
-        return True, None if found is None else {item["metadata"]["name"]: item for item in found}
+        return True, _by_name(found)
     return False, None
+
+
+def _by_name(items: list[Object] | None) -> dict[str, Object] | None:
+    return None if items is None else {item["metadata"]["name"]: item for item in items}
 
 
 async def _data(kube: Kube, name: str) -> dict[str, str] | None:

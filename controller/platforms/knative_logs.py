@@ -1,8 +1,8 @@
 """What a job's pods say: followed through the API server, into files that its log is read from.
 
 The container of each pod is followed from its start to its end, over broken connections and
-restarts, so that the last words of one that crashed are among them. Only pods that bear the job's
-label are followed: what functions say that several jobs share belongs to none of them.
+restarts, so that the last words of one that crashed are among them. Pods of Services that jobs
+share are followed while no other job uses them: what they say then is this one's, else nobody's.
 
 In bounded room: a pod's lines are written to pieces of ``PIECE_BYTES``, and read on only when who
 keeps the log has taken earlier ones; ``MOST_FOLLOWED`` pods are followed at a time, others when
@@ -15,8 +15,10 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import aiohttp
 
@@ -35,15 +37,17 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 20.0
 _NOT_YET = 400
 """The API server's answer while the container waits to be started."""
 _SIDECAR = "queue-proxy"
+_SERVICE = "serving.knative.dev/service"
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class _Followed:
-    """``changed``: it was started or restarted, or is gone; ``room``: a piece of it was taken;
-    ``rest``: of a line that was not told to its end."""
+    """``service``: whose pod it is; ``changed``: it was started or restarted, or is gone; ``room``:
+    a piece of it was taken; ``rest``: of a line that was not told to its end."""
 
     name: str
+    service: str
     container: str
     place: LogPlace
     restarts: int = 0
@@ -57,9 +61,9 @@ class _Followed:
 
 
 class PodLogs:
-    """``labels``: of the job's own pods; ``since_s``: Unix time up to which the log of pods that
-    are there already has been kept (by another controller). ``name`` tells apart who follows the
-    same pods into the same ``files``."""
+    """``labels``: of pods that are the job's own; ``since_s``: Unix time up to which the log of
+    those that are there already has been kept (by another controller). ``name`` tells apart who
+    follows the same pods into the same ``files``."""
 
     def __init__(
         self,
@@ -77,6 +81,8 @@ class PodLogs:
         self._files = files
         self._name = name
         self._since_s = since_s
+        self._told: list[Object] = []
+        self._alone: dict[str, float] = {}  # by shared Service: Unix time since when
         self._pods: dict[str, _Followed] = {}
         self._parts: list[_Followed] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -85,8 +91,9 @@ class PodLogs:
         self._refused = False
 
     def update(self, pods: Iterable[Object]) -> None:
-        """These are all pods there are now."""
-        told = {pod["metadata"]["name"]: pod for pod in pods if self._is_ours(pod)}
+        """These are all pods there are now; some may be of shared Services."""
+        self._told = list(pods)
+        told = {pod["metadata"]["name"]: pod for pod in self._told if self._is_ours(pod)}
         for name in self._pods.keys() - told.keys():
             gone = self._pods.pop(name)
             gone.gone = True
@@ -97,6 +104,19 @@ class PodLogs:
             self._note(name, pod)
         self._since_s = 0.0  # pods that come from now on have said nothing to anybody
         self._parts = [p for p in self._parts if p.pending or p.piece or p.name in self._tasks]
+
+    def share(self, service: str, *, alone: bool) -> None:
+        """Whether this job alone uses a Service that others may use, too."""
+        if alone and service not in self._alone:
+            self._alone[service] = time.time()
+            self.update(self._told)
+        elif not alone and service in self._alone:
+            _log.info("%s is used by other jobs too: what its pods say is not kept", service)
+            del self._alone[service]
+            for name in [name for name, pod in self._pods.items() if pod.service == service]:
+                del self._pods[name]
+                if (task := self._tasks.get(name)) is not None:
+                    task.cancel()
 
     def slices(self) -> list[LogSlice]:
         return [
@@ -128,25 +148,31 @@ class PodLogs:
 
     def _is_ours(self, pod: Object) -> bool:
         labels: Mapping[str, str] = pod["metadata"].get("labels", {})
-        return self._labels.items() <= labels.items()
+        return self._labels.items() <= labels.items() or labels.get(_SERVICE, "") in self._alone
 
     def _note(self, name: str, pod: Object) -> None:
         container = next(c["name"] for c in pod["spec"]["containers"] if c["name"] != _SIDECAR)
+        service = pod["metadata"]["labels"].get(_SERVICE, "")
         statuses = pod.get("status", {}).get("containerStatuses", [])
         status: Object = next((s for s in statuses if s["name"] == container), {})
         restarts = int(status.get("restartCount", 0))
         begun = {"running", "terminated"} & status.get("state", {}).keys()
         known = self._pods.get(name)
         if known is None and (begun or restarts):
-            known = _Followed(name, container, LogPlace(self._since_s), restarts)
+            place = LogPlace(self._alone.get(service, self._since_s))
+            known = _Followed(name, service, container, place, restarts)
             self._pods[name] = known
             self._parts.append(known)
             task = asyncio.create_task(self._follow(known), name=f"log-{name}")
             self._tasks[name] = task
-            task.add_done_callback(lambda _: self._tasks.pop(name, None))
+            task.add_done_callback(partial(self._ended, name))
         elif known is not None and (begun or restarts > known.restarts):
             known.restarts = restarts
             known.changed.set()
+
+    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(name) is task:
+            del self._tasks[name]
 
     async def _follow(self, pod: _Followed) -> None:
         """To the pod's end, whatever happens on the way."""

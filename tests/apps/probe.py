@@ -15,6 +15,7 @@ import os
 import socket
 import subprocess
 import time
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +40,13 @@ from rlhfless.messages import (
 )
 
 
+def _who() -> int:
+    """Tells instances apart: the process's id, which is the same in all pods, or the pod's name."""
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return os.getpid()
+    return zlib.crc32(os.environ["HOSTNAME"].encode()) >> 1
+
+
 class Probe:
     def __init__(self) -> None:
         self.handlers: Any = {
@@ -56,7 +64,7 @@ class Probe:
             samples=list(range(n)),
             starts=[0] * n,
             counts=[1] * n,
-            tokens=[os.getpid()] * n,
+            tokens=[_who()] * n,
             logprobs=bytes(4 * n),
             version=0,
         )
@@ -66,7 +74,7 @@ class Probe:
     def reward(self, request: RewardRequest, context: CallContext) -> Iterator[Frame]:
         yield from _behave(request, context)
         runs = _count(request.call.store)
-        yield RewardDone(scores=[[float(os.getpid())]], totals=[float(runs)])
+        yield RewardDone(scores=[[float(_who())]], totals=[float(runs)])
 
     def logprobs(self, request: LogprobsRequest, context: CallContext) -> Iterator[Frame]:
         yield from _behave(request, context)
@@ -75,7 +83,7 @@ class Probe:
     def train(self, request: TrainRequest, context: CallContext) -> Iterator[Frame]:
         yield from _behave(request, context)
         runs = _count(request.call.store)
-        yield TrainDone(version=1, metrics={"pid": os.getpid(), "runs": runs})
+        yield TrainDone(version=1, metrics={"pid": _who(), "runs": runs})
 
     def export(self, request: ExportRequest, context: CallContext) -> Iterator[Frame]:
         yield from _behave(request, context)
@@ -90,18 +98,18 @@ def _behave(request: Any, context: CallContext) -> Iterator[Frame]:
     match kind:
         case "slow":
             while context.stop_reason is None:
-                yield Progress(running=1, waiting=0, kv_tokens=os.getpid(), iterations=0)
+                yield Progress(running=1, waiting=0, kv_tokens=_who(), iterations=0)
                 time.sleep(float(value))
             if isinstance(request, RolloutRequest):
                 yield RolloutDone(unfinished=list(range(len(request.samples))))
         case "steered":
             context.inbox.open()
             while not (taken := context.take()) and context.stop_reason is None:
-                yield Progress(running=1, waiting=0, kv_tokens=os.getpid(), iterations=0)
+                yield Progress(running=1, waiting=0, kv_tokens=_who(), iterations=0)
                 time.sleep(0.01)
             yield Released(samples=[index for change in taken for index in change.release])
         case "deaf":
-            yield Progress(running=1, waiting=0, kv_tokens=os.getpid(), iterations=0)
+            yield Progress(running=1, waiting=0, kv_tokens=_who(), iterations=0)
             time.sleep(float(value))
         case "raise":
             raise ValueError("the handler is broken")
@@ -119,7 +127,7 @@ def _behave(request: Any, context: CallContext) -> Iterator[Frame]:
                 yield Progress(running=i, waiting=0, kv_tokens=0, iterations=0)
         case "child":
             child = subprocess.Popen(["sleep", "600"])
-            yield Progress(running=child.pid, waiting=0, kv_tokens=os.getpid(), iterations=0)
+            yield Progress(running=child.pid, waiting=0, kv_tokens=_who(), iterations=0)
             while context.stop_reason is None:
                 time.sleep(0.02)
 

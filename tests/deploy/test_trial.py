@@ -3,11 +3,13 @@ say; and the same with Knative, on stand-ins of its cluster, with the functions'
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -15,10 +17,12 @@ import pytest
 
 from tests.support.helm import EXAMPLES, ROOT, Helm
 from tests.support.helm_cluster import helm_cluster
-from tests.support.installed import PROGRAM, Installed, container_of, installed
+from tests.support.installed import PROGRAM, Installed, beside, container_of, installed
 from tests.support.knative_cluster import TOKEN
+from tests.support.kube_api import KubeApi
 
 pytestmark = pytest.mark.slow
+STEPS = 15
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +70,9 @@ def test_a_job_runs_with_the_first_key_of_the_notes(trial: Installed) -> None:
     assert "succeeded: all steps done" in told
 
 
-def test_a_job_runs_on_knative_as_it_is_rendered(helm: Helm, tmp_path: Path) -> None:
-    """Values, chart, service, Services, pods by the chart's templates, and nothing left of them."""
+@contextlib.contextmanager
+def _on_knative(helm: Helm, folder: Path) -> Iterator[tuple[Installed, KubeApi, dict[str, str]]]:
+    """The controller as it is rendered, on stand-ins of its cluster, and an admin's environment."""
     rendered = helm.render({"platform": "knative", "functionDefaults.scaleDownDelay": "30s"})
     controller = rendered.one("Deployment", "demo-rlhfless-controller")
     container = container_of(controller)
@@ -75,31 +80,65 @@ def test_a_job_runs_on_knative_as_it_is_rendered(helm: Helm, tmp_path: Path) -> 
     mount = next(m for m in container["volumeMounts"] if m["name"] == "platform")
     assert given["RLHFLESS_PLATFORM_FILE"] == mount["mountPath"] + "/platform.yaml"
     assert "RLHFLESS_FUNCTION_TOKEN" in given
-    file = tmp_path / "platform.yaml"
+    file = folder / "platform.yaml"
     file.write_text(rendered.one("ConfigMap", "demo-rlhfless-platform")["data"]["platform.yaml"])
     there = [("apis/apps/v1", "deployments", controller)]
-    with helm_cluster(tmp_path, there, knative=True) as (api, cluster):
+    with helm_cluster(folder, there, knative=True) as (api, cluster):
         environment = {
             "RLHFLESS_PLATFORM_FILE": str(file),
             "RLHFLESS_FUNCTION_TOKEN": TOKEN,
             "KUBECONFIG": str(cluster),
         }
-        with installed(rendered, tmp_path, environment) as running:
+        with installed(rendered, folder, environment) as running:
             assert httpx.get(running.url + "/readyz").status_code == 200
             key = ["keys", "create", "--tenant", "default", "--name", "me", "--scope", "admin"]
             made = next(word for word in _command(running, *key).split() if word[:4] == "rlk_")
-            shutil.copytree(ROOT / "examples" / "quickstart", tmp_path / "quickstart")
-            shutil.copy(ROOT / "examples" / "quickstart.yaml", tmp_path)
-            with (tmp_path / "quickstart" / "rewards.py").open("a") as rewards:
-                rewards.write('\nprint("the reward is loaded", flush=True)\n')
-            job = ["submit", str(tmp_path / "quickstart.yaml"), "--watch"]
-            job += ["--set", "training.steps=1", "--set", "rollout.max_instances=1"]
-            me = {"RLHFLESS_URL": running.url, "RLHFLESS_API_KEY": made}
-            assert "succeeded: all steps done" in _command(running, *job, **me)
-            logs = _command(running, "logs", "quickstart", "--json", **me)
-            told = [json.loads(line) for line in logs.splitlines()]
-            sources = [line["source"] for line in told if "the reward is loaded" in line["text"]]
-            assert sources
-            assert all("-reward-" in source for source in sources)  # the names of its pods
+            yield running, api, {"RLHFLESS_URL": running.url, "RLHFLESS_API_KEY": made}
         assert ("patch", "services") in api.requests
         assert not api.store.all(("apis/serving.knative.dev/v1", "services", "rlhf"))
+
+
+def test_a_job_runs_on_knative_as_it_is_rendered(helm: Helm, tmp_path: Path) -> None:
+    """Values, chart, service, Services, pods by the chart's templates, and nothing left of them."""
+    shutil.copytree(ROOT / "examples" / "quickstart", tmp_path / "quickstart")
+    shutil.copy(ROOT / "examples" / "quickstart.yaml", tmp_path)
+    with (tmp_path / "quickstart" / "rewards.py").open("a") as rewards:
+        rewards.write('\nprint("the reward is loaded", flush=True)\n')
+    job = ["submit", str(tmp_path / "quickstart.yaml"), "--watch"]
+    job += ["--set", "training.steps=1", "--set", "rollout.max_instances=1"]
+    with _on_knative(helm, tmp_path) as (running, _, me):
+        assert "succeeded: all steps done" in _command(running, *job, **me)
+        logs = _command(running, "logs", "quickstart", "--json", **me)
+        told = [json.loads(line) for line in logs.splitlines()]
+        sources = [line["source"] for line in told if "the reward is loaded" in line["text"]]
+        assert sources
+        assert all("-reward-" in source for source in sources)  # the names of its pods
+
+
+def test_an_upgrade_in_the_middle_of_a_job(helm: Helm, tmp_path: Path) -> None:
+    """A new replica is ready before the old one is told to go, which hands the job on in time."""
+    job = ["submit", "examples/quickstart.yaml", "--set", f"training.steps={STEPS}"]
+    job += ["--set", "rollout.max_instances=1"]
+    with _on_knative(helm, tmp_path) as (old, _, me):
+        _command(old, *job, **me)
+
+        def steps(running: Installed) -> list[int]:
+            there = me | {"RLHFLESS_URL": running.url}
+            told = _command(running, "metrics", "quickstart", "--json", **there)
+            return [json.loads(line)["step"] for line in told.splitlines()]
+
+        _until(lambda: bool(steps(old)))
+        with beside(old, tmp_path / "new") as new:
+            old.drain()
+            done = len(steps(new))
+            there = me | {"RLHFLESS_URL": new.url}
+            assert "succeeded: all steps done" in _command(new, "watch", "quickstart", **there)
+            assert done < STEPS  # it was in the middle
+            assert steps(new) == [*range(1, STEPS + 1)]
+
+
+def _until(done: Callable[[], bool], within_s: float = 120.0) -> None:
+    end = time.monotonic() + within_s
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.2)

@@ -151,6 +151,29 @@ def test_what_gangs_lack_is_told(tmp_path: Path, prepare: Prepare, told: str) ->
     assert told in done.stdout
 
 
+def test_volumes_that_cannot_be_had(tmp_path: Path) -> None:
+    told = wanted()
+    claim = {"claimName": "inputs", "readOnly": True}
+    for pods in told.functions.values():
+        for pool in pods.pools:
+            pool.template["spec"]["volumes"] = [{"name": "i", "persistentVolumeClaim": claim}]
+
+    def prepare(api: KubeApi) -> None:
+        good(api)
+        spec = {"accessModes": ["ReadWriteMany"], "storageClassName": "nfs"}
+        claims = ("api/v1", "persistentvolumeclaims", told.namespace)
+        api.store.create(claims, {"metadata": {"name": "inputs"}, "spec": spec})
+        disks = {"metadata": {"name": "gp3"}, "provisioner": "ebs.csi.aws.com"}
+        api.store.create(("apis/storage.k8s.io/v1", "storageclasses", ""), disks)
+        api.denied.add(("get", "pods/log"))
+
+    done = doctor(tmp_path, prepare, told)
+    assert done.returncode == 2, done.stderr
+    assert "FAIL  inputs: there is no storage class nfs" in done.stdout
+    assert "there is gp3" in done.stdout
+    assert "FAIL  the controller may not get pods/log in the namespace" in done.stdout
+
+
 def test_no_release_is_there(tmp_path: Path) -> None:
     done = doctor(tmp_path, good, wanted(), "--release", "another")
     assert done.returncode == 2

@@ -16,12 +16,13 @@ from rlhfless.errors import CapacityError, InternalError, TransientError, UserEr
 from rlhfless.messages import AnyFrame, TrainDone
 from tests.support.gang_cluster import JOBS, PODS, WORKLOADS
 from tests.support.gang_platforms import TWO, gangs
+from tests.support.given_cluster import only_standin
 from tests.support.knative_cluster import TOKEN
 from tests.support.knative_platforms import settings, with_gangs, world
 from tests.support.kube_api import Object
 from tests.support.processes import frames_of, train, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, only_standin("Jobs and their pods are its own")]
 ADDRESSES = ("api/v1", "services", "default")
 IMAGE = {
     "phase": "Pending",

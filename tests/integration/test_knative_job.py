@@ -16,10 +16,11 @@ from controller.orchestrator import Outcome
 from controller.redis_server import open_redis
 from rlhfless.objects import ObjectStore
 from rlhfless.spec_file import dump_spec, load_spec
+from tests.support.given_cluster import only_standin
 from tests.support.knative_platforms import World, settings, world
 from tests.support.runs import STEPS, Workplace
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, only_standin("a job's files are of this machine")]
 
 
 def test_a_job_whose_rollout_pod_is_preempted(place: Workplace) -> None:

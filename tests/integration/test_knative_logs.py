@@ -15,22 +15,30 @@ from controller.platforms.knative import KnativePlatform
 from controller.platforms.local_logs import LogFiles
 from controller.service.log_files import LogFiles as Reader
 from rlhfless.errors import RlhflessError
+from tests.support.given_cluster import only_standin
 from tests.support.knative_cluster import TOKEN
 from tests.support.knative_platforms import World, world
 from tests.support.processes import frames_of, rollout, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, only_standin("what its pods say is said by the test")]
 
 
 class Said:
     """The job's log as its keeper has it."""
 
-    def __init__(self, place: World, folder: Path, job: str = "job-1", to_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        place: World,
+        folder: Path,
+        job: str = "job-1",
+        to_s: float = 0.0,
+        shared: str | None = None,
+    ) -> None:
         self.folder = folder
         files = LogFiles(str(folder), keep=False)
         files.make_folder()
         self.platform = KnativePlatform(
-            [Deployment("rollout", 2)],
+            [Deployment("rollout" if shared is None else "reward", 2)],
             job=job,
             ledger=Ledger(),
             kube=place.kube,
@@ -38,6 +46,7 @@ class Said:
             token=TOKEN,
             logs=files,
             logged_to_s=to_s,
+            kinds={} if shared is None else {"reward": shared},
         )
         self._reader = Reader()
         self.lines: list[tuple[str, str]] = []
@@ -171,6 +180,34 @@ def test_nothing_of_other_jobs_and_no_role_for_it(tmp_path: Path) -> None:
                     place.cluster.logs.lives[pod.name][-1].say(f"I am {pod.name}")
                 await until(lambda: said.heard("I am") == others.heard("I am") == 1)
                 assert {s for s, _ in said.lines}.isdisjoint({s for s, _ in others.lines})
+
+    asyncio.run(run())
+
+
+def test_shared_pods_are_told_of_while_one_job_alone_uses_them(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path) as place:
+            first = Said(place, tmp_path / "a", shared="same")
+            second = Said(place, tmp_path / "b", job="job-2", shared="same")
+            async with first.platform:
+                await first.platform.scale("reward", 1)
+                await until(lambda: bool(place.cluster.logs.lives))
+                ((life,),) = place.cluster.logs.lives.values()
+                await until(lambda: len(place.cluster.logs.asked) == 1)
+                life.say("of the first")
+                await until(lambda: first.heard("of the first") == 1)
+                async with second.platform:
+                    logs = first.platform._logs
+                    assert logs is not None
+                    await until(lambda: not logs._alone)
+                    life.say("of nobody")
+                    await asyncio.sleep(0.2)
+                await until(lambda: bool(logs._alone))
+                await asyncio.sleep(1.1)  # lines are taken up by whole seconds
+                life.say("of the first again")
+                await until(lambda: first.heard("of the first again") == 1)
+            assert not first.heard("of nobody")
+            assert second.read() == []
 
     asyncio.run(run())
 

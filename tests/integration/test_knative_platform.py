@@ -1,12 +1,12 @@
-"""The Knative platform against stand-ins of its API server and of Knative, with real processes as
-pods: what only a cluster does to Services, pods and calls."""
+"""What only a cluster does to Services, pods and calls of the Knative platform: against stand-ins
+of its API server and of Knative, with real processes as pods, or in a cluster that is given."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,19 +16,15 @@ from controller.platforms.base import Deployment
 from controller.platforms.knative import KnativePlatform
 from controller.platforms.knative_garbage import collect
 from controller.platforms.knative_settings import Owner
+from controller.platforms.kube import DEPLOYMENTS, SERVICES, Object
 from rlhfless.errors import CapacityError, InternalError, RlhflessError, UserError
 from rlhfless.messages import Finished, Progress, RolloutDone, Tokens
+from tests.support.given_cluster import only_standin
+from tests.support.knative_cluster import NOWHERE
 from tests.support.knative_platforms import World, settings, world
-from tests.support.kube_api import Object
 from tests.support.processes import frames_of, rollout, until
 
 pytestmark = pytest.mark.slow
-SERVICES = ("apis/serving.knative.dev/v1", "services", "default")
-PODS = ("api/v1", "pods", "default")
-
-
-def services(place: World) -> list[Object]:
-    return place.api.store.all(SERVICES)
 
 
 def test_a_call_starts_a_pod_and_leaving_takes_all_away(tmp_path: Path) -> None:
@@ -40,13 +36,11 @@ def test_a_call_starts_a_pod_and_leaving_takes_all_away(tmp_path: Path) -> None:
                 assert [type(f) for f in frames] == [Tokens, Finished, RolloutDone]
                 (tokens, *_) = frames
                 assert isinstance(tokens, Tokens)
-                (pod,) = place.cluster.pods
-                assert pod.process is not None
-                assert tokens.tokens[0] == pod.process.pid
+                (pod,) = await place.pods()
                 await until(lambda: [i.state for i in platform.instances()] == ["idle"])
-                assert [i.id for i in platform.instances()] == [pod.name]
-            assert place.cluster.pods == []
-            assert not any(place.api.store.objects.values())
+                assert [i.id for i in platform.instances()] == [pod["metadata"]["name"]]
+            assert await place.services() == []
+            await place.no_pods()
 
     asyncio.run(run())
 
@@ -55,14 +49,15 @@ def test_entering_takes_no_node(tmp_path: Path) -> None:
     async def run() -> None:
         both = Deployment("rollout"), Deployment("training")
         async with world(tmp_path) as place, place.platform(*both) as platform:
-            await until(lambda: len(place.cluster.revisions) == 2)
+            await until(lambda: all(route.view.url for route in platform._routes.values()))
             await asyncio.sleep(0.1)
-            assert place.cluster.num_started == 0
+            assert await place.pods() == []
             assert platform.instances() == ()
 
     asyncio.run(run())
 
 
+@only_standin("what comes to its activator")
 def test_a_call_is_sent_only_when_a_pod_has_room(tmp_path: Path) -> None:
     """Its time, which Knative bounds, is not spent in the activator's queue."""
 
@@ -79,20 +74,35 @@ def test_a_call_is_sent_only_when_a_pod_has_room(tmp_path: Path) -> None:
 
 def test_services_belong_to_the_controllers_deployment(tmp_path: Path) -> None:
     async def run() -> None:
-        told = settings().model_copy(update={"owner": Owner(name="controller")})
+        told = settings().model_copy(update={"owner": Owner(name="none-such")})
         async with world(tmp_path, told=told) as place:
-            with pytest.raises(UserError, match="no Deployment controller"):
+            with pytest.raises(UserError, match="no Deployment none-such"):
                 async with place.platform():
                     pass
-            key = ("apis/apps/v1", "deployments", "default")
-            owner = place.api.store.create(key, {"metadata": {"name": "controller"}})
-            async with place.platform():
-                (made,) = services(place)
-                (reference,) = made["metadata"]["ownerReferences"]
-                assert reference["uid"] == owner["metadata"]["uid"]
-            assert services(place) == []
+            owner = await _deployment(place)
+            try:
+                name = owner["metadata"]["name"]
+                owned = place.settings.model_copy(update={"owner": Owner(name=name)})
+                async with dataclasses.replace(place, settings=owned).platform():
+                    (made,) = await place.services()
+                    (reference,) = made["metadata"]["ownerReferences"]
+                    assert reference["uid"] == owner["metadata"]["uid"]
+            finally:
+                await place.kube.delete(DEPLOYMENTS, owner)
+            assert await place.services() == []
 
     asyncio.run(run())
+
+
+async def _deployment(place: World) -> Object:
+    """Of no pods."""
+    labels = {"app": place.settings.release}
+    container = {"name": "none", "image": "registry.test/none"}
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+    spec = {"replicas": 0, "selector": {"matchLabels": labels}, "template": pod}
+    metadata = {"name": f"{place.settings.release}-owner"}
+    body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+    return await place.kube.create(DEPLOYMENTS, body, place.settings.namespace)
 
 
 IMAGE = {
@@ -117,6 +127,7 @@ NO_NODE = {
 }
 
 
+@only_standin("the states of its pods")
 @pytest.mark.parametrize(
     ("status", "family", "said"),
     [(IMAGE, UserError, "no such image"), (NO_NODE, CapacityError, "Insufficient nvidia.com/gpu")],
@@ -146,6 +157,7 @@ def test_a_function_that_ends_as_soon_as_it_starts(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@only_standin("rights are taken away")
 def test_a_service_that_the_cluster_refuses(tmp_path: Path) -> None:
     async def run() -> None:
         async with world(tmp_path) as place:
@@ -169,9 +181,9 @@ def test_spot_goes_first_and_what_is_too_much_goes_on_demand(tmp_path: Path) -> 
             await until(lambda: sum(i.state == "busy" for i in platform.instances()) == 2)
             spot = [i for i in platform.instances() if "-spot-" in i.id]
             assert len(spot) == 1
-            place.cluster.preempt(spot[0].id)
+            place.preempt(spot[0].id)
             await until(lambda: any(task.done() for task in tasks))
-            await until(lambda: len(platform.instances()) == 1)
+            assert [task.done() for task in tasks].count(True) == 1
             await end(tasks)
 
     asyncio.run(run())
@@ -180,15 +192,17 @@ def test_spot_goes_first_and_what_is_too_much_goes_on_demand(tmp_path: Path) -> 
 def test_without_spot_nodes_on_demand_ones_serve(tmp_path: Path) -> None:
     async def run() -> None:
         told = settings(spot=4)
-        async with world(tmp_path, told=told) as place:
-            place.cluster.pod_status = lambda name: NO_NODE if "-spot-" in name else None
-            async with place.platform() as platform:
-                assert len(await frames_of(platform, rollout())) == 3
-                assert ["-spot-" in i.id for i in platform.instances()] == [False]
+        for pool in told.functions["rollout"].pools:
+            if pool.name == "spot":
+                pool.template["spec"]["nodeSelector"] = NOWHERE
+        async with world(tmp_path, told=told) as place, place.platform() as platform:
+            assert len(await frames_of(platform, rollout())) == 3
+            assert ["-spot-" in i.id for i in platform.instances()] == [False]
 
     asyncio.run(run())
 
 
+@only_standin("watches are cut, versions expire")
 def test_what_happens_to_the_api_does_not_happen_to_calls(tmp_path: Path) -> None:
     """Watches that end, versions that expire: the platform learns of everything all the same."""
 
@@ -215,12 +229,12 @@ def test_a_job_is_taken_over_and_the_one_that_lost_it_leaves_it_alone(tmp_path: 
             async with lost:
                 first = await frames_of(lost, rollout())
                 async with place.platform() as taken:
-                    before = services(place)[0]["metadata"]["generation"]
+                    before = (await place.services())[0]["metadata"]["generation"]
                     await lost.close()
-                    (service,) = services(place)
+                    (service,) = await place.services()
                     assert service["metadata"]["generation"] == before  # no new revision
                     assert await frames_of(taken, rollout()) == first  # the same warm pod
-                assert services(place) == []
+                assert await place.services() == []
 
     asyncio.run(run())
 
@@ -234,30 +248,53 @@ def test_what_a_crash_leaves_is_collected_by_label(tmp_path: Path) -> None:
             for task in crashed._tasks:  # as when its process is killed
                 task.cancel()
             crashed._tasks.clear()
-            foreign: dict[str, Any] = {"metadata": {"name": "theirs", "labels": {}}, "spec": {}}
-            foreign["spec"] = services(place)[0]["spec"]
-            place.api.store.create(SERVICES, foreign)
-            async with place.platform(job="runs"):
+            theirs = await _foreign_service(place)
+            name, namespace = theirs["metadata"]["name"], place.settings.namespace
+            try:
+                async with place.platform(job="runs"):
 
-                async def live() -> list[str]:
-                    return ["runs"]
+                    async def live() -> list[str]:
+                        return ["runs"]
 
-                removed = await collect(place.kube, place.settings, live)
-                assert len(removed) == 1
-                await until(lambda: place.cluster.pods == [])
-                left = {item["metadata"]["name"] for item in services(place)}
-                assert "theirs" in left and len(left) == 2
+                    removed = await collect(place.kube, place.settings, live)
+                    assert len(removed) == 1
+                    await place.no_pods()
+                    assert len(await place.services()) == 1
+                    assert await place.kube.get(SERVICES, name, namespace) is not None
+            finally:
+                while (left := await place.kube.get(SERVICES, name, namespace)) is not None:
+                    await place.kube.delete(SERVICES, left)
             await crashed.close()
 
     asyncio.run(run())
+
+
+async def _foreign_service(place: World) -> Object:
+    """Like ours, but for its labels."""
+    spec = (await place.services())[0]["spec"]
+    template = spec["template"]
+    told = template["metadata"]["annotations"]
+    plain = {"metadata": {"annotations": told, "labels": {}}, "spec": template["spec"]}
+    return await place.kube.create(
+        SERVICES,
+        {
+            "apiVersion": "serving.knative.dev/v1",
+            "kind": "Service",
+            "metadata": {"name": f"{place.settings.release}-theirs", "labels": {}},
+            "spec": {"template": plain},
+        },
+        place.settings.namespace,
+    )
 
 
 def test_a_service_that_somebody_deletes_is_noticed(tmp_path: Path) -> None:
     async def run() -> None:
         async with world(tmp_path) as place, place.platform() as platform:
             await frames_of(platform, rollout())
-            (service,) = services(place)
-            place.api.store.delete(SERVICES, service["metadata"]["name"], {})
+            while (left := await place.services()) and not await place.kube.delete(
+                SERVICES, left[0]
+            ):
+                pass  # it changed meanwhile
             await until(lambda: platform._failure is not None)
             with pytest.raises(CapacityError, match="somebody deleted"):
                 await frames_of(platform, rollout())
@@ -288,7 +325,7 @@ def test_bounds_change_while_calls_wait(tmp_path: Path, monkeypatch: pytest.Monk
             platform.bound("rollout", 0)
             tasks = [slow(platform) for _ in range(2)]
             await asyncio.sleep(0.2)
-            assert place.cluster.num_started == 0
+            assert await place.pods() == []
             platform.bound("rollout", 1)
             await until(lambda: [i.state for i in platform.instances()] == ["busy"])
             platform.bound("rollout", 2)

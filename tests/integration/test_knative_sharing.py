@@ -16,11 +16,12 @@ from controller.platforms.knative_garbage import collect
 from controller.platforms.knative_sharing import Mark, leave, marks_of
 from rlhfless.errors import RlhflessError
 from rlhfless.messages import FunctionName, RewardDone, RewardRequest
+from tests.support.given_cluster import only_standin
 from tests.support.knative_platforms import World, settings, world
 from tests.support.kube_api import Object
 from tests.support.processes import call_info, frames_of, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, only_standin("objects of its API server are looked at")]
 SERVICES = ("apis/serving.knative.dev/v1", "services", "default")
 MODEL: dict[FunctionName, Hashable] = {"reward": ("ada", ("a model",))}
 LONG = settings(function={"scaleDownDelay": "60s"})

@@ -187,6 +187,8 @@ def test_a_functions_error_is_raised_here(
 def test_a_repeated_call_returns_the_first_result(opened: Open, tmp_path: Path) -> None:
     async def run() -> None:
         async with opened(Deployment("training")) as under:
+            if not under.shares_files:
+                pytest.skip("needs a folder that the test and the instances see")
             store = tmp_path / "store"
             store.mkdir()
             first = await frames_of(under.platform, train(store, "0/train/0"))
@@ -232,6 +234,8 @@ def test_steering_a_call_that_is_not_there_is_refused(opened: Open) -> None:
 def test_a_running_call_is_steered(opened: Open) -> None:
     async def run() -> None:
         async with opened(rollouts(2)) as under:
+            if not under.steers:
+                pytest.skip("pods' own addresses are not reached from here")
             frames: list[object] = []
 
             async def call() -> None:

@@ -99,7 +99,7 @@ def helm_cluster(
     async def main() -> None:
         async with contextlib.AsyncExitStack() as stack:
             cluster = _Cluster(api, folder / "pods", None)
-            await stack.enter_async_context(api.serving(*discovery(), cluster.logs.route))
+            await stack.enter_async_context(api.serving(*discovery(), *cluster.routes))
             if knative:
                 await stack.enter_async_context(cluster.running())
             ready.set()

@@ -25,11 +25,22 @@ START_S = 60.0
 
 @dataclass(frozen=True)
 class Installed:
-    """``environment``: of the controller."""
+    """``environment``: of the controller; ``folder``: where its pod's folders are."""
 
     rendered: Rendered
     url: str
     environment: dict[str, str]
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    def drain(self) -> None:
+        """Ends it as Kubernetes does; it must end well, and in its time."""
+        spec = self.rendered.one("Deployment", "demo-rlhfless-controller")["spec"]["template"][
+            "spec"
+        ]
+        self.process.terminate()
+        code = self.process.wait(spec["terminationGracePeriodSeconds"])
+        assert code == 0, (self.folder / "log").read_text()
 
 
 @contextlib.contextmanager
@@ -39,24 +50,42 @@ def installed(
     """The controller runs while the block does, and must then end well when it is asked to.
     ``environment``: what it has beside what the chart gives it."""
     secret = rendered.one("Secret", "demo-rlhfless-redis")["stringData"]
-    redis_port, port = _free_port(), _free_port()
+    redis_port = _free_port()
     redis_url = secret["REDIS_URL"].replace("demo-rlhfless-redis:6379", f"127.0.0.1:{redis_port}")
     with _redis(secret["redis.conf"], folder, redis_port, redis_url):
         container = container_of(rendered.one("Deployment", "demo-rlhfless-controller"))
         given = _environment(container, folder) | {"REDIS_URL": redis_url} | dict(environment or {})
-        arguments = [_here(argument, folder, port) for argument in container["args"]]
-        command = [str(PROGRAM / container["command"][0]), *container["command"][1:], *arguments]
-        log = (folder / "log").open("wb")
-        with log, subprocess.Popen(command, env=given, stdout=log, stderr=log) as process:
-            try:
-                url = f"http://127.0.0.1:{port}"
-                path = container["startupProbe"]["httpGet"]["path"]
-                _until(lambda: _answers(url + path), folder / "log")
-                yield Installed(rendered, url, given)
-            finally:
-                process.terminate()
-                code = process.wait(30)
-        assert code == 0, (folder / "log").read_text()
+        with _controller(rendered, folder, given) as running:
+            yield running
+
+
+@contextlib.contextmanager
+def beside(running: Installed, folder: Path) -> Iterator[Installed]:
+    """Another replica of the same release; what pods share (Redis, store, inputs), they share."""
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "inputs").symlink_to(running.folder / "data" / "inputs")
+    with _controller(running.rendered, folder, running.environment) as other:
+        yield other
+
+
+@contextlib.contextmanager
+def _controller(
+    rendered: Rendered, folder: Path, environment: dict[str, str]
+) -> Iterator[Installed]:
+    container = container_of(rendered.one("Deployment", "demo-rlhfless-controller"))
+    port = _free_port()
+    arguments = [_here(argument, folder, port) for argument in container["args"]]
+    command = [str(PROGRAM / container["command"][0]), *container["command"][1:], *arguments]
+    log = (folder / "log").open("wb")
+    with log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process:
+        url = f"http://127.0.0.1:{port}"
+        running = Installed(rendered, url, environment, folder, process)
+        try:
+            path = container["startupProbe"]["httpGet"]["path"]
+            _until(lambda: _answers(url + path), folder / "log")
+            yield running
+        finally:
+            running.drain()
 
 
 @contextlib.contextmanager

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket
 
 from tests.support.knative_activator import TICK_S, Activator, Pod, Revision
 from tests.support.kube_api import ApiError, Change, KubeApi, Object, serve
@@ -43,8 +45,10 @@ class KnativeCluster:
     def __init__(self, api: KubeApi, folder: Path, app: str | None = "create") -> None:
         self.api = api
         self.logs = PodLogs(api)
+        path = "/api/v1/namespaces/{namespace}/pods/{name}/exec"
+        self.routes = [self.logs.route, WebSocketRoute(path, self.execute)]
         self.folder = folder
-        self.app = f"tests.apps.probe:{app}" if app else ""
+        self.app = [f"--app=tests.apps.probe:{app}"] if app else []
         self.revisions: dict[str, Revision] = {}
         self.pod_status: Callable[[str], Object | None] = lambda _: None
         self.service_status: Callable[[str], Object | None] = lambda _: None
@@ -230,7 +234,7 @@ class KnativeCluster:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "functions.host", *arguments),
-            *(f"--workdir={scratch}", f"--host={pod.ip}", f"--app={self.app}"),
+            *(f"--workdir={scratch}", f"--host={pod.ip}", *self.app),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             limit=LONGEST_LINE_BYTES,
@@ -255,6 +259,17 @@ class KnativeCluster:
             for pod in revision.pods:
                 if pod.name == name:
                     self._stop(revision, pod)
+
+    async def execute(self, socket: WebSocket) -> None:
+        """``exec`` of the one command that tests send: SIGTERM to the function."""
+        await socket.accept(subprotocol="v4.channel.k8s.io")
+        command = socket.query_params.getlist("command")
+        assert command == ["sh", "-c", "kill -TERM 1"], command
+        process = self.pod(socket.path_params["name"]).process
+        assert process is not None
+        process.terminate()
+        await socket.send_bytes(b"\x03" + b'{"status": "Success"}')
+        await socket.close()
 
     def kill(self, name: str) -> None:
         """The node is gone."""

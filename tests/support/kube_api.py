@@ -25,7 +25,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from tests.support.kube_objects import (
     Object,
@@ -234,7 +234,7 @@ class KubeApi:
         return len(self._watches)
 
     @contextlib.asynccontextmanager
-    async def serving(self, *further: Route) -> AsyncGenerator[KubeApi, None]:
+    async def serving(self, *further: BaseRoute) -> AsyncGenerator[KubeApi, None]:
         """``further``: what else this server answers, such as discovery."""
         routes = [
             Route(

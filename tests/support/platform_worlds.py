@@ -37,7 +37,8 @@ class Under:
     """A platform under test, what it books, and what the world can do to its instances by id.
 
     Frames say who served a call: by the process's id where there are processes, else by a number of
-    the instance. ``lives``: whether who is called so is still there.
+    the instance. ``lives``: whether who is called so is still there; ``shares_files``: whether
+    instances see this machine's files; ``steers``: whether running calls can be changed.
     """
 
     platform: Platform
@@ -45,6 +46,8 @@ class Under:
     preempt: Callable[[str], None]
     kill: Callable[[str], None]
     lives: Callable[[int], bool] = lives
+    shares_files: bool = True
+    steers: bool = True
 
     def count(self, state: str) -> int:
         return sum(i.state == state for i in self.platform.instances())
@@ -107,8 +110,18 @@ async def knative(
     async with world(folder, app=app, told=told) as place:
         ledger = Ledger()
         async with place.platform(*deployments, ledger=ledger) as platform:
-            yield Under(platform, ledger, place.cluster.preempt, place.cluster.kill)
-        assert not any(place.api.store.objects.values()), "closing left something"
+            yield Under(
+                platform,
+                ledger,
+                place.preempt,
+                place.kill,
+                place.lives,
+                shares_files=place.standin is not None,
+                steers=place.settings.knative.direct_steering,
+            )
+        assert await place.services() == [], "closing left something"
+        async with asyncio.timeout(60):
+            await place.no_pods()
 
 
 @contextlib.asynccontextmanager
