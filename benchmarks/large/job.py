@@ -55,7 +55,8 @@ WORKLOAD = {
     "lengths": {"median": 512, "between": 0.5, "within": 0.4},
 }
 PER_NODE = 8
-TRAINERS = 64
+TRAINERS = PER_NODE, 64
+"""Ranks of training: as many as actors, within these."""
 _SPREAD = 600
 """Token ids of a simulation are small; times this they are as large as real ones, and as costly."""
 
@@ -226,11 +227,12 @@ def run(size: Size, *, each: bool = False) -> list[Mark]:
     if each:
         generate.FRAMES_PER_S, step.KEEP_S = 10**9, 0.0  # type: ignore[misc]
     spec = make_spec(size)
-    nodes = -(-size.actors // PER_NODE) + -(-min(size.actors, TRAINERS) // PER_NODE)
+    ranks = max(TRAINERS[0], min(size.actors, TRAINERS[1]))
+    nodes = -(-size.actors // PER_NODE) + -(-ranks // PER_NODE)
     cluster = make_cluster(
         {
             "pools": {"gpus": {"accelerator": "H100", "per_node": PER_NODE, "nodes": nodes}},
-            "placements": {"training": {"data_parallel": min(size.actors, TRAINERS)}},
+            "placements": {"training": {"data_parallel": ranks}},
             "object_store": {"gb_per_s": 200, "node_cache": True},
             "sharing": "exclusive",
         }

@@ -36,10 +36,12 @@ class AuditedLedger(Ledger):
     stints: dict[str, list[_Stint]] = field(default_factory=dict)
     now_s: float = 0.0
 
-    def started(self, instance: str, function: FunctionName, now_s: float) -> None:
+    def started(
+        self, instance: str, function: FunctionName, now_s: float, weight: float = 1.0
+    ) -> None:
         if self._runs(instance):
             raise Violation(f"{instance} is started twice")
-        super().started(instance, function, now_s)
+        super().started(instance, function, now_s, weight)
         self.stints.setdefault(instance, []).append(_Stint(function, []))
         self._tell(instance, "cold", now_s)
 
