@@ -67,6 +67,7 @@ bench: install ## Run every benchmark in its quick form
 	$(BIN)/python -m benchmarks.scheduling --quick
 	$(BIN)/python -m benchmarks.overlap --quick
 	$(BIN)/python -m benchmarks.policies --quick
+	$(BIN)/python -m benchmarks.scale --quick
 	$(BIN)/python -m benchmarks.simulator_speed --quick
 	$(BIN)/python -m benchmarks.simulator_accuracy --quick
 	$(BIN)/python -m benchmarks.papers --quick

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from controller.calibration import keeping_calibration
+from controller.collecting import collect_rarely
 from controller.deployments import deployments, new_ledger
 from controller.execution import Execution, execute
 from controller.integrations.reporting import reporting
@@ -36,6 +37,7 @@ async def run_local(
 ) -> tuple[Outcome, dict[str, Any]]:
     """Run the job in ``folder``, new or resumed; returns its outcome and summary. What it came to
     know of the job is in ``known`` however it ends."""
+    collect_rarely()
     ledger = new_ledger(deployments(spec))
     async with (
         reporting(spec, folder.run_id, folder.path, observe) as told,

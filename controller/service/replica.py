@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import uvicorn
 
+from controller.collecting import collect_rarely
 from controller.platforms.local_host import LocalOptions
 from controller.redis_server import beside, open_redis
 from controller.service.accounting import Settling
@@ -56,6 +57,7 @@ async def serve(
 ) -> None:
     """Until it is cancelled. ``port`` 0: any that is free. ``ready`` is told where it serves.
     ``estimator``: see ``Service``."""
+    collect_rarely()
     listening = listen(host, port)
     machine = socket.gethostname()
     name = f"{machine}-{os.getpid()}-{secrets.token_hex(3)}"
