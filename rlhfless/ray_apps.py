@@ -69,7 +69,7 @@ class RayApp(msgspec.Struct, frozen=True, kw_only=True):
     max_replicas: int = 1
     warm: int = 0
     idle_s: float = 60.0
-    grace_s: float = 600.0
+    grace_s: float = 25.0
     attempt: int = 0
 
 

@@ -31,7 +31,7 @@ LEAST_RAY = (2, 49)
 DEPLOY_S = 300.0
 _POLL_S = 0.5
 _ANSWER_S = 30.0
-_VISIBLE_S = 30.0
+_VISIBLE_S = 60.0
 _LOG_LINES = 15
 _log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ async def _submit(cluster: RayCluster, address: str) -> None:
             }
         },
     }
-    await _ask(cluster.client, "POST", f"{address}/api/jobs/", job)
+    await _post(cluster.client, f"{address}/api/jobs/", job)
     try:
         async with asyncio.timeout(DEPLOY_S):
             while True:
@@ -108,6 +108,19 @@ async def _submit(cluster: RayCluster, address: str) -> None:
     except TimeoutError as error:
         detail = f"Ray did not run the job {name}, which starts our agent, in {DEPLOY_S:g} s"
         raise CapacityError(detail, hint=f"see the job at {address}") from error
+
+
+async def _post(client: httpx.AsyncClient, url: str, job: dict[str, Any]) -> None:
+    """A head that has just come up takes no jobs yet, and says so."""
+    give_up_s = asyncio.get_running_loop().time() + _VISIBLE_S
+    while True:
+        try:
+            await _ask(client, "POST", url, job)
+            return
+        except TransientError:
+            if asyncio.get_running_loop().time() > give_up_s:
+                raise
+        await asyncio.sleep(2 * _POLL_S)
 
 
 def _failure(message: str, logs: str) -> RlhflessError:

@@ -71,15 +71,21 @@ class OutsideRay:
 
     def add_node(self, resource: str) -> str:
         """A node with one CPU and one of ``resource``; its id."""
-        before = set(self.nodes())
+        before = set(self.nodes(resource))
         self._start(f"--address={self._gcs()}", "--num-cpus=1", f'--resources={{"{resource}": 1}}')
-        return wait_for(lambda: next(iter(set(self.nodes()) - before), None), "a node", pause_s=0.2)
+        return wait_for(
+            lambda: next(iter(set(self.nodes(resource)) - before), None), "a node", pause_s=0.2
+        )
 
-    def nodes(self) -> list[str]:
-        """Ids of those that live."""
+    def nodes(self, resource: str) -> list[str]:
+        """Ids of those that live and have it."""
         told = self._get("/nodes?view=summary")
         states = [node["raylet"] for node in told["data"]["summary"]]
-        return [state["nodeId"] for state in states if state.get("state") == "ALIVE"]
+        return [
+            state["nodeId"]
+            for state in states
+            if state.get("state") == "ALIVE" and resource in state.get("resourcesTotal", {})
+        ]
 
     def drain(self, node: str) -> None:
         """What a cloud's notice of preemption becomes in Ray."""
@@ -112,6 +118,7 @@ class OutsideRay:
     def _start(self, *options: str) -> None:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options]
         command += [f"--node-ip-address={HOST}", "--object-store-memory=80000000"]
+        command.append(f"--dashboard-agent-listen-port={free_port()}")  # others may have the usual
         command += ["--disable-usage-stats", "--log-color=false"]
         with (self.folder / "start.log").open("ab") as log:
             self.processes.append(
