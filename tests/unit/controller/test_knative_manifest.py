@@ -145,6 +145,11 @@ def test_a_function_that_the_cluster_has_not() -> None:
         as_here(ROLLOUT, without)
 
 
+def test_workers_are_said_to_a_pod() -> None:
+    made = manifests(settings(), Deployment("training", workers=2))
+    assert {arguments(manifest)["workers"] for manifest in made} == {"2"}
+
+
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_jobs_do_not_cross(one: str, other: str) -> None:
     """Whatever their ids are, names and labels are valid, and equal only for one job."""

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -19,6 +20,8 @@ from functions.training.leading import Leading
 from functions.training.objective import Objective
 from functions.training.relay import Relay
 from functions.training.trainer import Trainer
+from functions.weights.tensors import publish
+from rlhfless.batches import read_batch
 from rlhfless.errors import CapacityError, RlhflessError, TransientError
 from rlhfless.messages import Optimization
 from rlhfless.versions import versions
@@ -113,16 +116,14 @@ def test_one_that_runs_out_of_memory_in_the_middle_ends_the_call_of_all(
 
 def _failing_before(folder: Path, model: Path) -> list[Any]:
     def first_batch_is_lost() -> None:
-        from functions.training import crew
-
-        real, calls = crew.read_batch, iter(range(100))
+        real, calls = read_batch, iter(range(100))
 
         def read(*arguments: Any) -> Any:
             if next(calls) == 0:
                 raise TransientError("the store hiccupped")
             return real(*arguments)
 
-        crew.read_batch = read
+        mock.patch("functions.training.crew.read_batch", read).start()
 
     led, job = Led(first_batch_is_lost), Job(folder, model)
     told = [led.train(job, 0), led.train(job, 0)]
@@ -139,17 +140,15 @@ def test_one_that_cannot_begin_stops_the_others_before_they_do(
 
 
 def _failing_to_publish(folder: Path, model: Path) -> list[Any]:
-    from functions.training import trainer
+    real, calls = publish, iter(range(100))
 
-    real, calls = trainer.publish, iter(range(100))
-
-    def publish(store: Any, job: str, parent: int, tensors: Any, **options: Any) -> Any:
+    def failing(store: Any, job: str, parent: int, tensors: Any, **options: Any) -> Any:
         if next(calls) == 0:
             assert len(dict(tensors)) > 1
             raise CapacityError("no space left")
         return real(store, job, parent, tensors, **options)
 
-    trainer.publish = publish
+    mock.patch("functions.training.trainer.publish", failing).start()
     led, job = Led(), Job(folder, model)
     told = [led.train(job, 0), led.train(job, 0)]
     led.crew.close()
