@@ -71,6 +71,7 @@ class Shell:
     metrics: Metrics = field(init=False)
     _streams: set[Execution] = field(default_factory=set)
     _active: set[Execution] = field(default_factory=set)
+    _told_to_end: set[Execution] = field(default_factory=set)
     _shared: dict[tuple[str, str], _Shared] = field(default_factory=dict)
     _recent: RecentResults = field(default_factory=RecentResults)
     _steering: Steering = field(default_factory=Steering)
@@ -191,12 +192,11 @@ class Shell:
     # --- the end ------------------------------------------------------------------------------
 
     def hand_over(self, reason: str) -> None:
-        """Admit nothing more, ask running calls to end."""
-        if self.draining:
-            return
+        """Admit nothing more, ask running calls to end, each once."""
         self.draining = True
         self._steering.close()
-        for execution in self._active:
+        for execution in self._active - self._told_to_end:
+            self._told_to_end.add(execution)
             if execution in self._streams:
                 execution.announce_drain(reason)
             else:
