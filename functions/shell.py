@@ -36,7 +36,14 @@ from functions.streaming import Answer, FrameStream
 from rlhfless import messages
 from rlhfless.errors import CapacityError, RlhflessError, TransientError, UserError
 from rlhfless.frames import encode_frame
-from rlhfless.messages import ROUTES, FunctionName, Heartbeat, RolloutRequest, SteerRequest
+from rlhfless.messages import (
+    DRAIN_PATH,
+    ROUTES,
+    FunctionName,
+    Heartbeat,
+    RolloutRequest,
+    SteerRequest,
+)
 
 HEARTBEAT_S = 5.0
 _log = logging.getLogger(__name__)
@@ -64,6 +71,7 @@ class Shell:
     metrics: Metrics = field(init=False)
     _streams: set[Execution] = field(default_factory=set)
     _active: set[Execution] = field(default_factory=set)
+    _told_to_end: set[Execution] = field(default_factory=set)
     _shared: dict[tuple[str, str], _Shared] = field(default_factory=dict)
     _recent: RecentResults = field(default_factory=RecentResults)
     _steering: Steering = field(default_factory=Steering)
@@ -183,15 +191,20 @@ class Shell:
 
     # --- the end ------------------------------------------------------------------------------
 
-    async def drain(self, grace_s: float, reason: str = "SIGTERM") -> bool:
-        """Admit nothing more, ask running calls to end; False if some had not after ``grace_s``."""
+    def hand_over(self, reason: str) -> None:
+        """Admit nothing more, ask running calls to end, each once."""
         self.draining = True
         self._steering.close()
-        for execution in self._active:
+        for execution in self._active - self._told_to_end:
+            self._told_to_end.add(execution)
             if execution in self._streams:
                 execution.announce_drain(reason)
             else:
                 execution.stop("drain")
+
+    async def drain(self, grace_s: float, reason: str = "SIGTERM") -> bool:
+        """Hand over what runs; False if some calls had not ended after ``grace_s``."""
+        self.hand_over(reason)
         try:
             async with asyncio.timeout(grace_s):
                 await self._idle.wait()
@@ -228,19 +241,17 @@ def create_app(
     steers = (SteerRequest,) if RolloutRequest in function.handlers else ()
     for kind in (*function.handlers, *steers):
         app.add_api_route(ROUTES[kind][1], _endpoint(shell, kind), methods=["POST"])
+    _add_drain(app, shell)
     _add_health(app, shell)
     return app
 
 
 def _endpoint(shell: Shell, kind: type[Any]) -> Callable[[Request], Awaitable[Response]]:
     decoder = msgspec.msgpack.Decoder(kind)
-    expected = f"Bearer {shell.token}".encode()
 
     async def call(request: Request) -> Response:
-        given = request.headers.get("authorization", "").encode("latin-1")
-        if not hmac.compare_digest(given, expected):
-            error = UserError("the token is missing or wrong")
-            return _refuse(shell, error, 401, {"WWW-Authenticate": "Bearer"})
+        if (refusal := _unknown(shell, request)) is not None:
+            return refusal
         try:
             message = decoder.decode(await request.body())
         except msgspec.DecodeError as problem:
@@ -251,6 +262,27 @@ def _endpoint(shell: Shell, kind: type[Any]) -> Callable[[Request], Awaitable[Re
             return _refuse(shell, error, error.status)
 
     return call
+
+
+def _unknown(shell: Shell, request: Request) -> Response | None:
+    """The answer to a caller that does not bear the token."""
+    given = request.headers.get("authorization", "").encode("latin-1")
+    if hmac.compare_digest(given, f"Bearer {shell.token}".encode()):
+        return None
+    error = UserError("the token is missing or wrong")
+    return _refuse(shell, error, 401, {"WWW-Authenticate": "Bearer"})
+
+
+def _add_drain(app: FastAPI, shell: Shell) -> None:
+    """For whoever knows before us that this instance is about to go."""
+
+    async def drain(request: Request) -> Response:
+        if (refusal := _unknown(shell, request)) is not None:
+            return refusal
+        shell.hand_over("told to go")
+        return Response(status_code=202)
+
+    app.add_api_route(DRAIN_PATH, drain, methods=["POST"])
 
 
 def _refuse(

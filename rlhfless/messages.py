@@ -100,6 +100,8 @@ TERMINAL: tuple[type[Frame], ...] = (
     Problem,
 )
 
+DRAIN_PATH = "/v1/drain"
+"""No call: an instance that is told so admits no more, and hands over what runs."""
 ROUTES: dict[type[Struct], tuple[FunctionName, str]] = {
     RolloutRequest: ("rollout", "/v1/rollout"),
     SteerRequest: ("rollout", "/v1/rollout/steer"),

@@ -23,7 +23,14 @@ from typing import Any
 
 from controller.ledger import Ledger
 from controller.platforms.base import Deployment, Instance
-from controller.platforms.knative_calls import NotAdmittedError, Terms, call, new_client, steer
+from controller.platforms.knative_calls import (
+    NotAdmittedError,
+    Terms,
+    call,
+    hand_over,
+    new_client,
+    steer,
+)
 from controller.platforms.knative_garbage import delete_held
 from controller.platforms.knative_logs import LINGER_S, PodLogs
 from controller.platforms.knative_manifest import (
@@ -110,6 +117,7 @@ class KnativePlatform:
                 since_s=logged_to_s,
             )
         self._told: dict[bool, list[Object]] = {}  # our own pods, and shared ones
+        self._told_to_go: set[str] = set()
         self._serving: dict[tuple[str, str], str] = {}  # by job and call: the pod's name
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: RlhflessError | None = None
@@ -201,11 +209,14 @@ class KnativePlatform:
         """Knative cannot address pods, so this goes to the pod itself, as the chart's network
         policy lets the controller do."""
         pod = self._serving.get((request.call.job, request.target))
-        address = self._pods.address(pod) if pod and self._settings.knative.direct_steering else ""
-        if not address:
-            return False
+        url = self._own_url(pod) if pod else ""
+        return bool(url) and await steer(self._client, url, request, self._terms)
+
+    def _own_url(self, pod: str) -> str:
+        """Past Knative; empty where that is not to be."""
+        address = self._pods.address(pod) if self._settings.knative.direct_steering else ""
         host = f"[{address}]" if ":" in address else address
-        return await steer(self._client, f"http://{host}:{PORT}", request, self._terms)
+        return f"http://{host}:{PORT}" if host else ""
 
     async def scale(self, function: FunctionName, count: int) -> None:
         """What is above ``count`` goes when Knative's scale-down delay is over."""
@@ -226,6 +237,8 @@ class KnativePlatform:
         gone: list[bool] = []
         try:
             gone += [await self._leave(route) for route in self._routes.values()]
+            if not self._settings.knative.direct_steering:
+                await self._client.aclose()  # pods with requests would stay as long as they may
             if self._tasks and any(gone):
                 await self._until_gone()
         finally:
@@ -279,11 +292,22 @@ class KnativePlatform:
                     self._told[shared] = list(snapshot.values())
                     pods = list(chain.from_iterable(self._told.values()))
                     self._pods.update(read_pod(pod) for pod in pods)
+                    self._rescue()
                     if self._logs is not None:
                         self._logs.update(pods)
                 else:
                     self._take_services(snapshot, shared)
                 self._wake()
+
+    def _rescue(self) -> None:
+        """Knative keeps SIGTERM from a function while requests run, until its node is gone with
+        them; so who can go on elsewhere hears it from us, and when we close everybody."""
+        leaving = self._pods.leaving()
+        for pod in leaving.keys() - self._told_to_go:
+            if self._closing or leaving[pod] == "rollout":
+                self._told_to_go.add(pod)
+                if url := self._own_url(pod):
+                    self._begin(hand_over(self._client, url, self._terms))
 
     def _take_services(self, snapshot: dict[str, Object], shared: bool) -> None:
         for name, route in self._routes.items():

@@ -26,7 +26,16 @@ from rlhfless.errors import (
     from_problem,
 )
 from rlhfless.frames import FrameReader, encode_request
-from rlhfless.messages import ROUTES, TERMINAL, AnyFrame, Problem, Request, Steered, SteerRequest
+from rlhfless.messages import (
+    DRAIN_PATH,
+    ROUTES,
+    TERMINAL,
+    AnyFrame,
+    Problem,
+    Request,
+    Steered,
+    SteerRequest,
+)
 
 INSTANCE_HEADER = "x-rlhfless-instance"
 STEER_TIMEOUT_S = 5.0
@@ -139,6 +148,14 @@ async def steer(client: httpx.AsyncClient, url: str, request: SteerRequest, term
                     if isinstance(frame, Steered):
                         return frame.accepted
     return False
+
+
+async def hand_over(client: httpx.AsyncClient, url: str, terms: Terms) -> None:
+    """Have the pod at ``url`` end its calls; nothing happens if it does not answer."""
+    headers = {"authorization": f"Bearer {terms.token}"}
+    with contextlib.suppress(TimeoutError, httpx.TransportError):
+        async with asyncio.timeout(STEER_TIMEOUT_S):
+            await client.post(url + DRAIN_PATH, headers=headers)
 
 
 async def poke(client: httpx.AsyncClient, url: str, within_s: float) -> str:

@@ -100,6 +100,11 @@ class Pods:
         pod = self._held.get(name)
         return pod.view.ip if pod is not None else ""
 
+    def leaving(self) -> dict[str, FunctionName]:
+        """Pods that are ended while calls of ours run on them."""
+        held = self._held.items()
+        return {n: pod.function for n, pod in held if pod.calls and pod.state == "stopping"}
+
     def ready(self, service: str) -> list[Pod]:
         held = self._held.values()
         return [p for p in held if p.view.service == service and p.view.phase == "ready"]

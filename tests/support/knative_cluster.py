@@ -253,7 +253,7 @@ class KnativeCluster:
         return response.status_code == 200
 
     def preempt(self, name: str) -> None:
-        """A spot notice: the pod is deleted, its process gets SIGTERM."""
+        """A spot notice: the pod is deleted, its process gets SIGTERM when it has no request."""
         self.num_preempted += 1
         for revision in self.revisions.values():
             for pod in revision.pods:
@@ -293,6 +293,12 @@ class KnativeCluster:
             now["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
             now["metadata"].pop("resourceVersion")
             self.api.store.update(self._key("pods"), now)
+        self._begin(self._terminate(pod))
+
+    async def _terminate(self, pod: Pod) -> None:
+        """Knative's own hook holds SIGTERM back while the pod has requests."""
+        while pod.calls:  # noqa: ASYNC110
+            await asyncio.sleep(TICK_S)
         if pod.process is not None and pod.process.returncode is None:
             pod.process.terminate()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from functions.context import CallContext
-from rlhfless.messages import Drain, Frame, Progress, RolloutDone
+from rlhfless.messages import DRAIN_PATH, Drain, Frame, Progress, RolloutDone
 from tests.support.shell import (
     REWARD,
     ROLLOUT,
@@ -96,3 +96,23 @@ def test_close_lets_the_function_go() -> None:
     function = Echo()
     Service(function).shell.close()
     assert function.closed
+
+
+@in_loop
+async def test_who_is_told_to_go_hands_over_but_stays(tmp_path: Path) -> None:
+    """By a caller that knows of its end before it does; SIGTERM comes later, or never."""
+    gate = Gate()
+    service = Service(Echo(rollout=gate.handle))
+    client = service.post(ROLLOUT, rollout(tmp_path))
+    await until(gate.entered.is_set)
+    stranger = service.post(DRAIN_PATH, b"", token="another")
+    await stranger.task
+    assert (stranger.status, service.shell.draining) == (401, False)
+    told = service.post(DRAIN_PATH, b"")
+    await told.task
+    assert told.status == 202
+    await client.task
+    assert gate.ended_for == "drain"
+    assert sum(isinstance(frame, Drain) for frame in client.frames) == 1
+    assert await service.shell.drain(10)
+    assert sum(isinstance(frame, Drain) for frame in client.frames) == 1
