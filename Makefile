@@ -22,11 +22,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: install ## Run the quick start: a small policy learns, in seconds
 	$(BIN)/rlhfless run examples/quickstart.yaml
 
-test: install ## Run all tests
-	$(BIN)/python -m pytest
+test: test-fast ## Run all tests
+	$(BIN)/python -m pytest -m slow
 
-test-fast: install ## Run the tests that start no real job
-	$(BIN)/python -m pytest -m "not slow"
+test-fast: install ## Run the tests that start no real job, on all cores
+	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist worksteal
 
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
