@@ -4,8 +4,8 @@ The replica is the group's leader (``functions.ranks``); Ray Train places the re
 resources of its own, on whichever nodes have them, and starts them. What a worker runs is the same
 program as everywhere, as a process of its own, whose main thread is its own.
 
-Not by ``TorchTrainer`` itself: that makes torch's process group of Ray Train's workers alone, and
-ours has the leader in it.
+The process group that ``TorchTrainer`` makes is of Ray Train's workers alone and stays unused: ours
+has the leader in it.
 """
 
 from __future__ import annotations
@@ -60,11 +60,12 @@ def start(
 def fit(told: str, each: dict[str, float], meeting: dict[str, Any]) -> None:
     """A Ray task, the driver of Ray Train: raises when a worker fails."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.data_parallel_trainer import DataParallelTrainer
+    from ray.train.torch import TorchConfig, TorchTrainer
 
     with tempfile.TemporaryDirectory(prefix="rlhfless-train-") as folder:
-        DataParallelTrainer(
+        TorchTrainer(
             run_follower,
+            torch_config=TorchConfig(backend="gloo"),
             train_loop_config={"function": told, "meeting": meeting},
             scaling_config=ScalingConfig(
                 num_workers=meeting["size"] - 1,
@@ -85,7 +86,7 @@ def run_follower(config: Mapping[str, Any]) -> None:
     place = {
         "RANK": train.get_context().get_world_rank() + 1,
         "WORLD_SIZE": meeting.size,
-        "LOCAL_RANK": 0,  # each sees its own accelerators only
+        "LOCAL_RANK": train.get_context().get_local_rank(),  # they see each other's accelerators
         "MASTER_ADDR": meeting.host,
         "MASTER_PORT": meeting.port,
         TOKEN_VARIABLE: function.token,

@@ -85,9 +85,13 @@ class FunctionReplica:
         _on_sigterm(loop, self._leave)  # a group that breaks asks for its end so, too
         ranks = ALONE
         if function.workers > 1:
-            ranks = _leading(
-                function, each, lambda: loop.call_soon_threadsafe(self._followers_gone)
-            )
+
+            def gone() -> None:
+                if _Here.app is None:  # the constructor waits for them, and would for minutes
+                    os._exit(1)
+                loop.call_soon_threadsafe(self._followers_gone)
+
+            ranks = _leading(function, each, gone)
         loaded = load(config, ranks)
         app = create_app(config.function, loaded, config.token, concurrency=config.concurrency)
         self.shell: Shell = app.state.shell
