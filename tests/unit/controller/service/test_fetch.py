@@ -200,7 +200,10 @@ def test_a_silent_server_is_given_up(
             await fetch(url, lambda _: None, param="url", max_bytes=9)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
+        try:
+            await reader.read()
+        finally:
+            writer.close()
 
     monkeypatch.setattr(fetching, "SILENCE_S", 0.05)
     with pytest.raises(TransientError):
