@@ -60,7 +60,7 @@ def start(
 def fit(told: str, each: dict[str, float], meeting: dict[str, Any]) -> None:
     """A Ray task, the driver of Ray Train: raises when a worker fails."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.data_parallel_trainer import DataParallelTrainer
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
     with tempfile.TemporaryDirectory(prefix="rlhfless-train-") as folder:
         DataParallelTrainer(
