@@ -66,7 +66,8 @@ class Pool(_Section):
 
 class FunctionPods(_Section):
     """``count``: accelerators of a pod; ``scale_down_delay``: how long one without work stays at
-    least, longer than the gap between two steps."""
+    least, longer than the gap between two steps; ``ray``: resources of a worker, where this runs on
+    Ray (``ray_settings.RayResources``)."""
 
     accelerator: str = "cpu"
     count: Count = 0
@@ -75,6 +76,7 @@ class FunctionPods(_Section):
     max_instances: Count = 1
     scale_down_delay: Duration = "120s"
     pools: Annotated[list[Pool], Field(min_length=1)]
+    ray: Object = {}
 
 
 class RequestLimits(_Section):
@@ -108,7 +110,8 @@ class Gang(_Section):
 
 
 class KnativeSettings(_Section):
-    """``release`` tells the functions of two installations in one namespace apart."""
+    """``release`` tells the functions of two installations in one namespace apart; ``ray``: where
+    Ray is (``ray_settings.RayPlace``), for gangs on it."""
 
     platform: Literal["knative"] = "knative"
     namespace: _Name
@@ -116,6 +119,7 @@ class KnativeSettings(_Section):
     owner: Owner | None = None
     knative: RequestLimits = RequestLimits()
     training: Gang = Gang()
+    ray: Object = {}
     functions: dict[FunctionName, FunctionPods]
 
 

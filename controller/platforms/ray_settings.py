@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from controller.platforms.base import Deployment
-from controller.platforms.knative_settings import Duration, duration_s
+from controller.platforms.knative_settings import Duration, KnativeSettings, duration_s
 from rlhfless.errors import UserError
 from rlhfless.messages import FunctionName
 from rlhfless.ray_apps import Resources
@@ -109,6 +109,32 @@ def settings_of_run(
             for d in deployments
         },
     )
+
+
+def settings_of_gangs(settings: KnativeSettings) -> RaySettings:
+    """For training alone, beside other functions on Knative. Raises ``UserError``."""
+    pods = settings.functions["training"]
+    training = {
+        "accelerator": pods.accelerator,
+        "count": pods.count,
+        "concurrency": pods.concurrency,
+        "scale_down_delay": pods.scale_down_delay,
+        "resources": pods.ray,
+    }
+    told = {
+        "platform": "ray",
+        "release": settings.release,
+        "ray": settings.ray,
+        "functions": {"training": training},
+    }
+    try:
+        found = RaySettings.model_validate(told)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{where}: {first['msg']}", param=where) from error
+    serve_url(found.ray)
+    return found
 
 
 def serve_url(place: RayPlace) -> str:

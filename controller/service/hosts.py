@@ -23,7 +23,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import yaml
@@ -37,7 +37,6 @@ from rlhfless.errors import UserError, of_os_error
 from rlhfless.messages import FunctionName
 
 if TYPE_CHECKING:
-    from controller.platforms.gang import GangPlatform
     from controller.platforms.knative import KnativePlatform
     from controller.platforms.knative_settings import KnativeSettings
     from controller.platforms.kube import Kube
@@ -105,10 +104,18 @@ class HereHost:
 
 class KnativeHost:
     """Pods of a cluster; several jobs may share those whose model does not change. Training whose
-    workers do not fit into one pod is a gang of pods."""
+    workers do not fit into one pod is a gang of pods, or is on ``ray``, where there is one."""
 
-    def __init__(self, kube: Kube, settings: KnativeSettings, token: str, logs: LogFiles) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        settings: KnativeSettings,
+        token: str,
+        logs: LogFiles,
+        ray: Host | None = None,
+    ) -> None:
         self._kube = kube
+        self._ray = ray
         self._logs = logs
         self._settings = settings
         self._token = token
@@ -121,13 +128,13 @@ class KnativeHost:
 
         spread = [d for d in wanted.deployments if needs_gang(d, self._settings)]
         rest = [d for d in wanted.deployments if d not in spread]
-        gangs = {one.function: self._gang(wanted, one) for one in spread}
+        gangs = [self._gang(wanted, one) for one in spread]
         async with contextlib.AsyncExitStack() as stack:
             made: JobPlatform = await stack.enter_async_context(self._knative(wanted, rest))
-            if gangs:
-                for gang in gangs.values():
-                    await stack.enter_async_context(gang)
-                made = ByFunction({d.function: made for d in rest} | gangs)
+            parts: dict[FunctionName, JobPlatform] = {one.function: made for one in rest}
+            for one, gang in zip(spread, gangs, strict=True):
+                parts[one.function] = await stack.enter_async_context(gang)
+                made = ByFunction(parts)
             self._platforms.add(made)
             stack.callback(self._platforms.discard, made)
             yield made
@@ -147,15 +154,13 @@ class KnativeHost:
             kinds=wanted.kinds,
         )
 
-    def _gang(self, wanted: Wanted, training: Deployment) -> GangPlatform:
+    def _gang(
+        self, wanted: Wanted, training: Deployment
+    ) -> AbstractAsyncContextManager[JobPlatform]:
         from controller.platforms.gang import GangPlatform
 
-        if self._settings.training.gang == "ray":
-            raise UserError(
-                "training on a Ray cluster beside functions on Knative is not in this release",
-                param="training.workers",
-                hint="set knative.training.gang to kueue in the chart's values, or platform to ray",
-            )
+        if self._ray is not None:
+            return self._ray.platform(replace(wanted, deployments=[training]))
         return GangPlatform(
             training,
             job=wanted.job,
@@ -175,7 +180,8 @@ class KnativeHost:
     async def sweep(self, live: Live) -> int:
         from controller.platforms.knative_garbage import collect
 
-        return len(await collect(self._kube, self._settings, live))
+        removed = len(await collect(self._kube, self._settings, live))
+        return removed if self._ray is None else removed + await self._ray.sweep(live)
 
 
 @contextlib.asynccontextmanager
@@ -211,8 +217,15 @@ async def open_host(
         await asyncio.to_thread(files.make_folder)
     except OSError as error:
         raise of_os_error(f"cannot write to {files.folder}", error) from error
-    async with await Kube.connect() as kube:
-        yield KnativeHost(kube, settings, token, files)
+    async with contextlib.AsyncExitStack() as stack:
+        ray: Host | None = None
+        if settings.training.gang == "ray":
+            from controller.platforms.ray_settings import settings_of_gangs
+            from controller.service.ray_host import ray_host
+
+            ray = await stack.enter_async_context(ray_host(settings_of_gangs(settings), token))
+        kube = await stack.enter_async_context(await Kube.connect())
+        yield KnativeHost(kube, settings, token, files, ray)
 
 
 def _platform_in(path: str) -> object:

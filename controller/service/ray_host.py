@@ -55,6 +55,12 @@ class RayHost:
 async def open_ray_host(platform_file: str, token: str) -> AsyncGenerator[RayHost, None]:
     """``token``: of the agent; those of jobs come of it. Raises ``UserError`` for a file that is
     not in order. Whether the cluster answers is seen when a job begins."""
-    settings = load_settings(platform_file)
+    async with ray_host(load_settings(platform_file), token) as host:
+        yield host
+
+
+@contextlib.asynccontextmanager
+async def ray_host(settings: RaySettings, token: str) -> AsyncGenerator[RayHost, None]:
+    """``token``: of the agent."""
     async with RayCluster(serve_url(settings.ray), settings.release, token) as cluster:
         yield RayHost(cluster, settings)

@@ -16,6 +16,7 @@ from controller.platforms.gang_manifest import address_manifest, job_manifest, n
 from controller.platforms.knative_checks import flags
 from controller.platforms.knative_manifest import as_here, lanes, service_manifest
 from controller.platforms.knative_settings import KnativeSettings, load_settings
+from controller.platforms.ray_settings import serve_url, settings_of_gangs
 from functions.host import TOKEN_VARIABLE, parse
 from rlhfless.messages import FUNCTION_NAMES
 from tests.support.helm import DIGESTS, EXAMPLES, ROOT, Helm, Rendered
@@ -80,6 +81,29 @@ def test_a_gangs_job_and_its_address_are_valid(helm: Helm, tmp_path: Path) -> No
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert "livenessProbe" not in container  # a follower answers none
+
+
+def test_gangs_on_ray_beside_knative(helm: Helm, tmp_path: Path) -> None:
+    values = {
+        "knative.training.gang": "ray",
+        "ray.address": "http://head.ray:8265",
+        "ray.namespace": "ray",
+        "functions.training.accelerator": "h100",
+        "functions.training.count": "8",
+        "functions.training.ray.cpus": "4",
+    }
+    rendered = helm.render(KNATIVE | values)
+    settings = _settings(rendered, tmp_path)
+    assert needs_gang(Deployment("training", accelerator="h100", workers=16), settings)
+    on_ray = settings_of_gangs(settings)
+    assert serve_url(on_ray.ray) == "http://head.ray:8000"
+    assert on_ray.functions["training"].resources.cpus == 4
+    policy = rendered.one("NetworkPolicy", "demo-rlhfless-controller")["spec"]
+    peers = [peer for rule in policy["egress"] for peer in rule["to"]]
+    there = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ray"}}}
+    assert there in peers
+    (role,) = rendered.of("Role")
+    assert not [rule for rule in role["rules"] if "batch" in rule["apiGroups"]]
 
 
 def test_a_misspelt_field_of_a_service_is_refused(helm: Helm, tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def test_the_schema_refuses(helm: Helm, values: dict[str, str], told: str) -> No
         ),
         (KNATIVE | {"functions.reward.sharedMemory": "1G"}, "sharedMemory"),
         ({"platform": "ray"}, "ray.address"),
+        (KNATIVE | {"knative.training.gang": "ray"}, "ray.address"),
         (KNATIVE | {"functions.rollout.accelerator": "l4"}, "count"),
         (KNATIVE | {"functions.rollout.count": "1"}, "accelerator"),
     ],

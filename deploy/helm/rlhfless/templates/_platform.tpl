@@ -1,3 +1,9 @@
+{{/* Whether anything runs on a Ray cluster. */}}
+{{- define "rlhfless.onRay" -}}
+{{- $beside := and (eq .Values.platform "knative") (eq .Values.knative.training.gang "ray") -}}
+{{- or (eq .Values.platform "ray") $beside -}}
+{{- end }}
+
 {{/* platform.yaml: what the controller's platform makes functions from. */}}
 {{- define "rlhfless.platform" -}}
 {{- $root := . -}}
@@ -18,10 +24,11 @@ training:
   kueueQueue: {{ .kueueQueue | quote }}
   nodes: {{ int .nodes }}
 {{- end }}
-{{- else }}
+{{- end }}
+{{- if eq (include "rlhfless.onRay" .) "true" }}
 ray:
   {{- if not (or .Values.ray.address .Values.ray.serveUrl) }}
-  {{ fail "platform ray needs ray.address, Ray's dashboard, or ray.serveUrl" }}
+  {{ fail "functions on Ray need ray.address, Ray's dashboard, or ray.serveUrl" }}
   {{- end }}
   address: {{ .Values.ray.address | quote }}
   serveUrl: {{ .Values.ray.serveUrl | quote }}
@@ -36,6 +43,9 @@ functions:
     count: {{ int $f.count }}
     {{- if eq $root.Values.platform "knative" }}
     acceleratorResource: {{ $f.acceleratorResource }}
+    {{- if and (eq $name "training") (eq $root.Values.knative.training.gang "ray") }}
+    ray: {{ $f.ray | toJson }}
+    {{- end }}
     {{- else }}
     resources: {{ $f.ray | toJson }}
     {{- end }}
