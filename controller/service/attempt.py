@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from controller.service.accounting import Accounting
 from controller.service.events import JobEndedError, JobEvent
 from controller.service.hosts import Host, JobPlatform, Wanted
 from controller.service.job_control import JobControl
+from controller.service.kinds import kinds, used_together
 from controller.service.lease import Lease, Leases
 from controller.service.log_keeper import tailing
 from controller.service.records import JobRecord, Setback
@@ -49,7 +50,6 @@ from rlhfless.errors import (
     UserError,
     first_error,
 )
-from rlhfless.messages import FunctionName
 from rlhfless.spec import JobSpec
 from rlhfless.spec_file import dump_spec
 from rlhfless.spec_secrets import merge, redacted, secret_texts
@@ -148,6 +148,7 @@ class Attempt:
                 deployments=deployments(spec),
                 ledger=ledger,
                 kinds=kinds(record.tenant, spec),
+                together=used_together(spec),
                 logged_to_s=await service.logs.last_at(self.job),
             )
             self._platform = await enter(self._host.platform(wanted))
@@ -301,18 +302,6 @@ class Attempt:
             raise
         except (ConflictError, NotFoundError) as error:  # it may be removed as well
             raise JobEndedError(f"job {self.job} has ended") from error
-
-
-def kinds(tenant: str, spec: JobSpec) -> dict[FunctionName, Hashable]:
-    """What an instance must have in common with another job's to change hands: whose it is, what it
-    has loaded, how it computes."""
-    model = (spec.model.path, spec.model.dtype, spec.model.chat_template)
-    rewards = tuple(reward.model_dump_json() for reward in spec.rewards)
-    return {
-        function: (tenant, rewards if function == "reward" else model)
-        for function in spec.functions()
-        if function != "training"  # its optimizer's state is of one job
-    }
 
 
 def _defect(error: BaseException) -> InternalError:

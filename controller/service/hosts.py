@@ -59,14 +59,15 @@ class JobPlatform(Platform, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A job's functions. ``kinds``: what instances must have in common to be exchanged or shared,
-    of strings and tuples; ``logged_to_s``: Unix time up to which what they said has been kept by
-    now."""
+    """A job's functions. ``kinds``: what instances must have in common to be exchanged, of strings
+    and tuples; ``together``: functions that may also serve several jobs of a kind at once;
+    ``logged_to_s``: Unix time up to which what they said has been kept by now."""
 
     job: str
     deployments: Sequence[Deployment]
     ledger: Ledger
     kinds: Mapping[FunctionName, Hashable]
+    together: frozenset[FunctionName] = frozenset()
     logged_to_s: float = 0.0
 
 
@@ -151,7 +152,7 @@ class KnativeHost:
             token=self._token,
             logs=self._logs,
             logged_to_s=wanted.logged_to_s,
-            kinds=wanted.kinds,
+            kinds={function: wanted.kinds[function] for function in wanted.together},
         )
 
     def _gang(

@@ -16,8 +16,8 @@ from controller.ledger import Ledger
 from controller.platforms.base import Deployment
 from controller.platforms.local_logs import LogFiles
 from controller.redis_server import open_redis
-from controller.service.attempt import kinds
 from controller.service.hosts import JobPlatform, KnativeHost, Wanted
+from controller.service.kinds import kinds
 from rlhfless.errors import TransientError
 from rlhfless.objects import ObjectStore
 from rlhfless.spec_file import dump_spec, load_spec

@@ -87,6 +87,7 @@ def test_a_pod_that_jobs_share_is_counted_once(tmp_path: Path) -> None:
                     deployments=[Deployment("reference")],
                     ledger=Ledger(),
                     kinds={"reference": ("ada", "m")},
+                    together=frozenset({"reference"}),
                 )
                 for job in ("job-1", "job-2")
             ]
