@@ -19,7 +19,6 @@ from typing import Any
 
 import httpx
 
-from tests.support.processes import lives, marked
 from tests.support.runs import ROOT, wait_for
 
 HOST = "127.0.0.1"
@@ -36,7 +35,6 @@ class OutsideRay:
     """``address``: of its dashboard; ``serve_url``: where Serve is, once it has been started."""
 
     folder: Path
-    mark: str
     token: str = field(default_factory=lambda: secrets.token_hex(32))
     port: int = field(default_factory=free_port)
     dashboard: int = field(default_factory=free_port)
@@ -112,7 +110,7 @@ class OutsideRay:
     def kill_last_node(self) -> None:
         """Its machine is gone: everything that belongs to it dies at once."""
         node = self.processes.pop()
-        os.killpg(node.pid, signal.SIGKILL)
+        _kill_session(node.pid)
         node.wait()
 
     def _start(self, *options: str) -> None:
@@ -141,7 +139,6 @@ class OutsideRay:
             "RAY_prestart_worker_first_driver": "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,
-            "RAY_TEST_MARK": self.mark,
         }
 
     def close(self) -> None:
@@ -150,18 +147,23 @@ class OutsideRay:
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-        for pid in marked(self.mark):
-            if lives(pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
         for process in self.processes:
+            _kill_session(process.pid)
             process.wait()
+
+
+def _kill_session(leader: int) -> None:
+    """All that belongs to a node; Ray's processes write over their environments and names."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(int(name)) == leader:
+                os.kill(int(name), signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def outside_ray() -> Generator[OutsideRay, None, None]:
     with tempfile.TemporaryDirectory(prefix="ro-", dir="/tmp", ignore_cleanup_errors=True) as name:
-        cluster = OutsideRay(Path(name), f"ray-{os.path.basename(name)}")
+        cluster = OutsideRay(Path(name))
         try:
             cluster.start_head()
             yield cluster
