@@ -26,7 +26,7 @@ from controller.platforms.gang_jobs import GangJobs
 from controller.platforms.gang_life import FUNCTION, Gang
 from controller.platforms.gang_status import JobView, Member, read_job, read_member
 from controller.platforms.knative_calls import NotAdmittedError, Terms, call, new_client, poke
-from controller.platforms.knative_manifest import PORT, as_here
+from controller.platforms.knative_manifest import as_here, url_of
 from controller.platforms.knative_settings import KnativeSettings, duration_s
 from controller.platforms.knative_status import Trouble
 from controller.platforms.kube import JOBS, PODS, Kind, Kube
@@ -85,6 +85,7 @@ class GangPlatform:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: RlhflessError | None = None
         self._changed = asyncio.Event()
+        self._acting = asyncio.Lock()
         self._closing = False
 
     async def __aenter__(self) -> GangPlatform:
@@ -147,7 +148,9 @@ class GangPlatform:
         self._closing = True
         self._fail_waiting(CapacityError("the platform is closing"))
         try:
-            if await self._jobs.delete_all() and self._tasks:
+            async with self._acting:  # a gang that is being made must be there to be deleted
+                ours = await self._jobs.delete_all()
+            if ours and self._tasks:
                 await self._until_gone()
         finally:
             for task in self._tasks:
@@ -246,7 +249,8 @@ class GangPlatform:
         while True:
             self._changed.clear()
             try:
-                await self._turn()
+                async with self._acting:
+                    await self._turn()
             except TransientError as error:
                 _log.warning("%s; trying again", error.detail)
             with contextlib.suppress(TimeoutError):
@@ -310,8 +314,7 @@ class GangPlatform:
 
     async def _ask(self, gang: Gang) -> None:
         """Whether its leader is ready, which it is once all ranks are there."""
-        host = f"[{gang.address}]" if ":" in gang.address else gang.address
-        url = f"http://{host}:{PORT}"
+        url = url_of(gang.address)
         if not await poke(self._client, url, _READY_S) and gang.address:
             gang.url, gang.ready, gang.was_ready = url, True, True
             self._owed, self._false_starts = False, 0

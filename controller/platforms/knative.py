@@ -34,7 +34,6 @@ from controller.platforms.knative_calls import (
 from controller.platforms.knative_garbage import delete_held
 from controller.platforms.knative_logs import LINGER_S, PodLogs
 from controller.platforms.knative_manifest import (
-    PORT,
     SHARED,
     Lane,
     as_here,
@@ -43,6 +42,7 @@ from controller.platforms.knative_manifest import (
     release_labels,
     service_manifest,
     shared_manifest,
+    url_of,
 )
 from controller.platforms.knative_owner import owner_reference
 from controller.platforms.knative_pods import Pods
@@ -119,12 +119,13 @@ class KnativePlatform:
         self._told: dict[bool, list[Object]] = {}  # our own pods, and shared ones
         self._told_to_go: set[str] = set()
         self._serving: dict[tuple[str, str], str] = {}  # by job and call: the pod's name
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._failure: RlhflessError | None = None
         self._changed = asyncio.Event()
         self._closing = False
         for deployment in self._deployments:
             self._pools[deployment.function] = self._new_pool(deployment)
+        self._sharing = {route.shared for route in self._routes.values()}
 
     def _new_pool(self, deployment: Deployment) -> KnativePool:
         shared, routes = deployment.function in self._kinds, []
@@ -157,7 +158,7 @@ class KnativePlatform:
             if isinstance(error, BaseExceptionGroup):
                 raise error.exceptions[0] from None
             raise
-        for shared in dict.fromkeys(route.shared for route in self._routes.values()):
+        for shared in self._sharing:
             self._begin(self._follow(SERVICES, shared))
             self._begin(self._follow(PODS, shared))
         self._begin(self._check())
@@ -189,8 +190,7 @@ class KnativePlatform:
             route = await pool.acquire(first=again)
             sent = _Sent(self, pool, route, (request.call.job, request.call.id))
             try:
-                assert route.view.url is not None, "a route without a URL has no free pods"
-                stream = call(self._client, route.view.url, request, self._terms, sent.admitted)
+                stream = call(self._client, route.url, request, self._terms, sent.admitted)
                 async with contextlib.aclosing(stream) as frames:
                     async for frame in frames:
                         yield frame
@@ -215,8 +215,7 @@ class KnativePlatform:
     def _own_url(self, pod: str) -> str:
         """Past Knative; empty where that is not to be."""
         address = self._pods.address(pod) if self._settings.knative.direct_steering else ""
-        host = f"[{address}]" if ":" in address else address
-        return f"http://{host}:{PORT}" if host else ""
+        return url_of(address) if address else ""
 
     async def scale(self, function: FunctionName, count: int) -> None:
         """What is above ``count`` goes when Knative's scale-down delay is over."""
@@ -293,7 +292,7 @@ class KnativePlatform:
                     pods = list(chain.from_iterable(self._told.values()))
                     self._pods.update(read_pod(pod) for pod in pods)
                     self._rescue()
-                    if self._logs is not None:
+                    if self._logs is not None and self._told.keys() == self._sharing:
                         self._logs.update(pods)
                 else:
                     self._take_services(snapshot, shared)
@@ -344,8 +343,9 @@ class KnativePlatform:
 
     # --- parts ------------------------------------------------------------------------------------
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        def ended(task: asyncio.Task[None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, object]) -> None:
+        def ended(task: asyncio.Task[object]) -> None:
+            self._tasks.discard(task)
             if task.cancelled() or (error := task.exception()) is None:
                 return
             if not isinstance(error, RlhflessError):

@@ -39,6 +39,7 @@ from rlhfless.messages import (
 
 INSTANCE_HEADER = "x-rlhfless-instance"
 STEER_TIMEOUT_S = 5.0
+_HAND_OVER_TIMEOUT_S = 20.0
 _STEER_ATTEMPTS = 2
 _GATEWAY = {404, 502, 503, 504}
 _CONNECT_S = 10.0
@@ -150,12 +151,14 @@ async def steer(client: httpx.AsyncClient, url: str, request: SteerRequest, term
     return False
 
 
-async def hand_over(client: httpx.AsyncClient, url: str, terms: Terms) -> None:
-    """Have the pod at ``url`` end its calls; nothing happens if it does not answer."""
+async def hand_over(client: httpx.AsyncClient, url: str, terms: Terms) -> bool:
+    """Have the pod at ``url`` end its calls; False: it does not answer."""
     headers = {"authorization": f"Bearer {terms.token}"}
     with contextlib.suppress(TimeoutError, httpx.TransportError):
-        async with asyncio.timeout(STEER_TIMEOUT_S):
+        async with asyncio.timeout(_HAND_OVER_TIMEOUT_S):
             await client.post(url + DRAIN_PATH, headers=headers)
+            return True
+    return False
 
 
 async def poke(client: httpx.AsyncClient, url: str, within_s: float) -> str:

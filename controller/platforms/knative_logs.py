@@ -93,6 +93,10 @@ class PodLogs:
     def update(self, pods: Iterable[Object]) -> None:
         """These are all pods there are now; some may be of shared Services."""
         self._told = list(pods)
+        self._take()
+        self._since_s = 0.0  # pods that come from now on have said nothing to anybody
+
+    def _take(self) -> None:
         told = {pod["metadata"]["name"]: pod for pod in self._told if self._is_ours(pod)}
         for name in self._pods.keys() - told.keys():
             gone = self._pods.pop(name)
@@ -102,14 +106,13 @@ class PodLogs:
                 asyncio.get_running_loop().call_later(LINGER_S, task.cancel)
         for name, pod in told.items():
             self._note(name, pod)
-        self._since_s = 0.0  # pods that come from now on have said nothing to anybody
         self._parts = [p for p in self._parts if p.pending or p.piece or p.name in self._tasks]
 
     def share(self, service: str, *, alone: bool) -> None:
         """Whether this job alone uses a Service that others may use, too."""
         if alone and service not in self._alone:
             self._alone[service] = time.time()
-            self.update(self._told)
+            self._take()
         elif not alone and service in self._alone:
             _log.info("%s is used by other jobs too: what its pods say is not kept", service)
             del self._alone[service]

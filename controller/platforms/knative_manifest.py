@@ -50,6 +50,11 @@ class Lane:
     max_instances: int
 
 
+def url_of(address: str) -> str:
+    """Of the pod at this IP address."""
+    return f"http://{f'[{address}]' if ':' in address else address}:{PORT}"
+
+
 def lanes(deployment: Deployment, pods: FunctionPods, *, shared: bool = False) -> list[Lane]:
     """Spot nodes first. Each may take all instances: the other's nodes can run out. A Service that
     is shared has room for all its jobs, each of which keeps to its own bound."""

@@ -15,11 +15,11 @@ from collections import deque
 import httpx
 
 from controller.platforms.base import Deployment
-from controller.platforms.knative_calls import poke
+from controller.platforms.knative_calls import NotAdmittedError, poke
 from controller.platforms.knative_manifest import Lane
 from controller.platforms.knative_pods import Pods
 from controller.platforms.knative_status import ServiceView, Trouble
-from rlhfless.errors import CapacityError, RlhflessError
+from rlhfless.errors import CapacityError, RlhflessError, TransientError
 
 _POKE_PAUSE_S = 0.2
 """Between two pokes: ready pods with room answer them at once."""
@@ -42,6 +42,13 @@ class Route:
         self.wanted_pokes = 0
         self._pods = pods
         self._concurrency = concurrency
+
+    @property
+    def url(self) -> str:
+        """Where calls go. Raises ``NotAdmittedError`` where that is not known any more."""
+        if self.view.url is None:
+            raise NotAdmittedError(TransientError(f"the service {self.name} has lost its route"))
+        return self.view.url
 
     @property
     def num_ready(self) -> int:

@@ -127,9 +127,10 @@ class RayCluster:
     @contextlib.asynccontextmanager
     async def following(self, follower: Follower) -> AsyncGenerator[None, None]:
         """``follower`` is told the state of things, again and again."""
+        if not self.followers:  # until now nobody asked
+            self._heard_s = asyncio.get_running_loop().time()
         self.followers.add(follower)
         if self._polling is None:
-            self._heard_s = asyncio.get_running_loop().time()
             self._polling = asyncio.create_task(self._poll())
         self._again.set()
         try:
@@ -161,7 +162,6 @@ class RayCluster:
                     for follower in list(self.followers):
                         follower(state)
             else:
-                self._heard_s = asyncio.get_running_loop().time()
                 await self._again.wait()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):

@@ -55,9 +55,14 @@ async def ensure_agent(cluster: RayCluster, address: str) -> None:
         raise UserError("the agent in the Ray cluster asks for another token")
     await _check_ray(cluster.client, address)
     await _submit(cluster, address)
-    async with asyncio.timeout(_VISIBLE_S):  # Serve's proxies learn of it a moment later
-        while await cluster.version() is None:  # noqa: ASYNC110
-            await asyncio.sleep(_POLL_S)
+    try:
+        async with asyncio.timeout(_VISIBLE_S):  # Serve's proxies learn of it a moment later
+            while await cluster.version() is None:  # noqa: ASYNC110
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError as error:
+        detail = f"our agent runs on Ray, and nobody answers for it at {cluster.serve_url}"
+        hint = "is that Serve's HTTP proxy? ray.serveUrl (--ray-serve-url) says where it is"
+        raise CapacityError(detail, hint=hint) from error
     await _same(cluster)
 
 

@@ -20,11 +20,9 @@ import uuid
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
-import httpx
-
 from controller.ledger import Ledger
 from controller.platforms.base import Deployment, Instance
-from controller.platforms.knative_calls import NotAdmittedError, Terms, call, steer
+from controller.platforms.knative_calls import NotAdmittedError, Terms, call, hand_over, steer
 from controller.platforms.knative_settings import duration_s
 from controller.platforms.local_logs import LogSlice
 from controller.platforms.ray_cluster import LOST_S, RayCluster
@@ -245,21 +243,21 @@ class RayServePlatform:
         count = min(pool.warm, pool.most)
         if sum(replica.phase == "ready" for replica in replicas) >= count:
             count = pool.warm = 0
-        if count != pool.floor:
-            pool.floor = count
+        if count == pool.floor:
+            return
+        told, pool.floor = pool.floor, count
+        try:
             await self._cluster.deploy(self._app(function), take=False)
+        except RlhflessError:
+            pool.floor = told  # so it is told again
+            raise
 
     # --- ending -----------------------------------------------------------------------------------
 
     async def _drain(self, replica: Replica) -> None:
         """Have it hand back what it works on; a replica that cannot be reached ends as it ends."""
-        headers = {"authorization": f"Bearer {self._terms.token}"}
-        try:
-            async with asyncio.timeout(_DRAIN_S):
-                url = f"http://{replica.address}/v1/drain"
-                await self._cluster.client.post(url, headers=headers)
-        except (httpx.TransportError, TimeoutError) as error:
-            _log.warning("%s does not hear that it shall end: %r", replica.id, error)
+        if not await hand_over(self._cluster.client, f"http://{replica.address}", self._terms):
+            _log.warning("%s does not hear that it shall end", replica.id)
 
     async def _end_calls(self) -> bool:
         """Whether all calls ended in order."""

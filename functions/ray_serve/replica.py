@@ -9,8 +9,6 @@ both ways.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hmac
 import logging
 import os
 import socket
@@ -23,7 +21,7 @@ import msgspec
 import ray
 import ray._private.worker
 import uvicorn
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 from ray import serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -41,7 +39,6 @@ from functions.ray_serve import followers
 from functions.shell import Shell, create_app
 from rlhfless.ray_apps import RayFunction, Resources
 
-DRAIN_ROUTE = "/v1/drain"
 _FLUSH_S = 0.5
 """In which the last frames of a replica that leaves get through Serve's proxy."""
 _log = logging.getLogger("functions.ray_serve")
@@ -95,7 +92,6 @@ class FunctionReplica:
         loaded = load(config, ranks)
         app = create_app(config.function, loaded, config.token, concurrency=config.concurrency)
         self.shell: Shell = app.state.shell
-        _add_drain(app, self.shell)
         address = self._listen(app, config)
         _Here.app = _naming(app, f"{self.id}@{address}")
 
@@ -180,22 +176,6 @@ def _write_to(path: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger("functions").addHandler(handler)
-
-
-def _add_drain(app: FastAPI, shell: Shell) -> None:
-    """``POST /v1/drain``: admit nothing more, and have rollouts hand back what they have."""
-    expected = f"Bearer {shell.token}".encode()
-
-    async def drain(request: Request) -> Response:
-        given = request.headers.get("authorization", "").encode("latin-1")
-        if not hmac.compare_digest(given, expected):
-            return Response(status_code=401)
-        if not shell.draining:
-            with contextlib.suppress(asyncio.CancelledError):
-                await shell.drain(0, "preemption")
-        return Response(status_code=202)
-
-    app.add_api_route(DRAIN_ROUTE, drain, methods=["POST"])
 
 
 def _naming(app: ASGIApp, name: str) -> ASGIApp:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,33 @@ def test_entering_asks_kueue_for_nothing_and_scale_does(tmp_path: Path) -> None:
             await platform.scale("training", 1)
             await until(lambda: [i.state for i in platform.instances()] == ["idle"])
             assert len(place.gangs.pods) == 2
+
+    asyncio.run(run())
+
+
+def test_leaving_while_one_is_made_takes_it_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with gangs(tmp_path) as place:
+            kube, asked = place.world.kube, asyncio.Event()
+            create = kube.create
+
+            async def late(*asked_for: Any) -> Object:
+                await asyncio.sleep(0.5)
+                return await create(*asked_for)
+
+            async def create_slowly(*asked_for: Any) -> Object:
+                sent = asyncio.create_task(late(*asked_for))  # it arrives, whoever waits for it
+                asked.set()
+                return await asyncio.shield(sent)
+
+            monkeypatch.setattr(kube, "create", create_slowly)
+            async with place.platform() as platform:
+                await platform.scale("training", 1)
+                await asked.wait()
+            await asyncio.sleep(1)
+            assert place.all(JOBS) == []
 
     asyncio.run(run())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,12 @@ from controller.ledger import Ledger
 from controller.platforms import knative_logs
 from controller.platforms.base import Deployment
 from controller.platforms.knative import KnativePlatform
+from controller.platforms.knative_manifest import SHARED
+from controller.platforms.kube import Kind, Labels, Object
 from controller.platforms.local_logs import LogFiles
 from controller.service.log_files import LogFiles as Reader
 from rlhfless.errors import RlhflessError
+from rlhfless.messages import FunctionName
 from tests.support.given_cluster import only_standin
 from tests.support.knative_cluster import TOKEN
 from tests.support.knative_platforms import World, world
@@ -33,12 +37,14 @@ class Said:
         job: str = "job-1",
         to_s: float = 0.0,
         shared: str | None = None,
+        functions: tuple[FunctionName, ...] = (),
     ) -> None:
         self.folder = folder
         files = LogFiles(str(folder), keep=False)
         files.make_folder()
+        named = functions or ("rollout" if shared is None else "reward",)
         self.platform = KnativePlatform(
-            [Deployment("rollout" if shared is None else "reward", 2)],
+            [Deployment(function, 2) for function in named],
             job=job,
             ledger=Ledger(),
             kube=place.kube,
@@ -165,6 +171,42 @@ def test_another_controller_goes_on_where_the_log_ended(tmp_path: Path) -> None:
                     await lost.platform.close()
                     assert not taken.heard("kept already")
                 assert taken.heard("closed") == 1
+
+    asyncio.run(run())
+
+
+def test_own_pods_that_are_told_of_after_shared_ones_are_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with world(tmp_path) as place:
+            follow, own = place.kube.follow, asyncio.Event()
+
+            async def follow_late(
+                kind: Kind, namespace: str, labels: Labels
+            ) -> AsyncGenerator[dict[str, Object], None]:
+                if SHARED not in labels:
+                    await own.wait()
+                async for snapshot in follow(kind, namespace, labels):
+                    yield snapshot
+
+            lost = Said(place, tmp_path / "lost")
+            async with lost.platform:
+                await frames_of(lost.platform, rollout())
+                life = place.cluster.logs.lives[place.cluster.pods[0].name][-1]
+                life.say("kept already")
+                await until(lambda: lost.heard("kept already") == 1)
+                monkeypatch.setattr(place.kube, "follow", follow_late)
+                both: tuple[FunctionName, ...] = ("rollout", "reward")
+                taken = Said(place, tmp_path / "b", to_s=time.time(), shared="x", functions=both)
+                async with taken.platform:
+                    await until(lambda: True in taken.platform._told)
+                    own.set()
+                    await asyncio.sleep(1.1)
+                    life.say("news")
+                    await until(lambda: taken.heard("news") == 1)
+                    assert not taken.heard("kept already")
+                    await lost.platform.close()
 
     asyncio.run(run())
 
