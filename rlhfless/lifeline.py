@@ -109,6 +109,14 @@ def watch(lifeline_fd: int) -> None:
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
 
 
+def own_folder() -> str:
+    """A private folder for a process that has no home and may be killed; once it is gone, the next
+    one of this user removes the folder. Raises ``OSError``."""
+    sweep()
+    _, path = _make_folder()  # the lock is held for as long as this process is there
+    return path
+
+
 def sweep() -> None:
     """End what dead controllers of this user left behind (both they and their guardian died)."""
     base = _base()

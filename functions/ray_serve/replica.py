@@ -13,7 +13,6 @@ import logging
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -37,6 +36,7 @@ from functions.host import (
 from functions.ranks import ALONE, Ranks
 from functions.ray_serve import followers
 from functions.shell import Shell, create_app
+from rlhfless import lifeline
 from rlhfless.ray_apps import RayFunction, Resources
 
 _FLUSH_S = 0.5
@@ -73,7 +73,7 @@ class FunctionReplica:
             app=function.app,
             threads=function.threads,
             accelerator=function.accelerator,
-            workdir=tempfile.mkdtemp(prefix="rlhfless-"),
+            workdir=os.path.join(lifeline.own_folder(), "work"),
             engine=msgspec.json.encode(function.engine).decode(),
             concurrency=function.concurrency,
             workers=function.workers,

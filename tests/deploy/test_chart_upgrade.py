@@ -33,6 +33,13 @@ def test_secrets_that_are_there_are_kept(helm: Helm, tmp_path: Path) -> None:
     assert secrets == {secret["metadata"]["name"]: _told(secret) for secret in again.of("Secret")}
 
 
+def test_redis_refuses_writes_before_its_pod_is_killed_for_its_memory(helm: Helm) -> None:
+    for limit, said in (("2Gi", "1536mb"), ("512Mi", "384mb"), ("2G", "1430mb")):
+        values = {"redis.resources.limits.memory": limit}
+        told = _told(helm.render(values).one("Secret", "demo-rlhfless-redis"))["redis.conf"]
+        assert f"maxmemory {said}" in told.splitlines()
+
+
 def test_each_installation_has_secrets_of_its_own(helm: Helm) -> None:
     one, other = (helm.render(KNATIVE).one("Secret", "demo-rlhfless-function-token") for _ in "ab")
     assert len(_told(one)["token"]) == 43

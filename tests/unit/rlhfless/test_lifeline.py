@@ -42,6 +42,23 @@ def test_the_folder_is_private_and_goes_with_the_home(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
+def test_a_folder_of_a_process_without_a_home_goes_after_it(temporary: Path) -> None:
+    told = "import sys; from rlhfless import lifeline; print(lifeline.own_folder(), flush=True)"
+    program = [sys.executable, "-c", f"{told}; sys.stdin.read()"]
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    with subprocess.Popen(
+        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        theirs = Path(process.stdout.readline().decode().strip())
+        (theirs / "work").mkdir()
+        lifeline.sweep()
+        assert (theirs / "work").is_dir()
+        process.kill()
+    lifeline.sweep()
+    assert list(temporary.iterdir()) == []
+
+
 def test_a_long_temporary_folder_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

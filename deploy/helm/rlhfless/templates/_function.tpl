@@ -29,12 +29,13 @@
 {{- toJson $all }}
 {{- end }}
 
-{{/* A size, such as 512Mi or 16Gi, in mebibytes. */}}
+{{/* A size, such as 512Mi or 16G, in mebibytes. */}}
 {{- define "rlhfless.mebibytes" -}}
-{{- $unit := regexFind "[A-Za-z]*$" . -}}
-{{- $mebibytes := dict "Mi" 1 "Gi" 1024 "Ti" 1048576 -}}
-{{- if not (hasKey $mebibytes $unit) }}{{ fail (printf "%s: give memory in Mi, Gi or Ti, where there is sharedMemory" .) }}{{ end -}}
-{{- mulf (trimSuffix $unit . | float64) (index $mebibytes $unit) | int -}}
+{{- $size := toString . -}}
+{{- $unit := regexFind "[A-Za-z]*$" $size -}}
+{{- $bytes := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- if not (hasKey $bytes $unit) }}{{ fail (printf "%s is no size such as 16Gi" $size) }}{{ end -}}
+{{- divf (mulf (trimSuffix $unit $size | float64) (index $bytes $unit)) 1048576 | int -}}
 {{- end }}
 
 {{/* The pod of a function: valid as the template of a Knative Service, of a Job, and as a PodTemplateSpec.
