@@ -60,7 +60,7 @@ def test_the_schema_refuses(helm: Helm, values: dict[str, str], told: str) -> No
             },
             "one of them",
         ),
-        (KNATIVE | {"functions.reward.sharedMemory": "1Pi"}, "1Pi is no size"),
+        ({"redis.resources.limits.memory": "1Pi"}, "1Pi is no size"),
         ({"platform": "ray"}, "ray.address"),
         (KNATIVE | {"knative.training.gang": "ray"}, "ray.address"),
         (KNATIVE | {"functions.rollout.accelerator": "l4"}, "count"),
