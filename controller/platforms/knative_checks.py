@@ -53,7 +53,7 @@ class Facts:
     knative: bool
     maps: dict[str, Mapping[str, str] | None] = field(default_factory=dict)
     nodes: list[Object] | None = None
-    rules: dict[Rule, bool] = field(default_factory=dict)
+    rules: dict[Rule, bool] | None = field(default_factory=dict)
     claims: dict[str, Object] | None = None
     storage_classes: dict[str, Object] | None = None
     kueue: bool = False
@@ -83,8 +83,12 @@ def judge(settings: KnativeSettings, facts: Facts) -> list[Finding]:
 
 
 def _rights(settings: KnativeSettings, facts: Facts) -> Iterator[Finding]:
-    missing = [rule for rule, allowed in facts.rules.items() if not allowed]
     where = f"in the namespace {settings.namespace}"
+    if facts.rules is None:
+        advice = "it takes the right to create localsubjectaccessreviews"
+        yield Finding("unknown", f"what the controller may do {where}", advice)
+        return
+    missing = [rule for rule, allowed in facts.rules.items() if not allowed]
     if not missing:
         yield Finding("ok", f"the controller may manage functions {where}")
     for verb, group, resource in missing:

@@ -15,10 +15,9 @@ from controller.platforms.knative_checks import (
     Facts,
     rules,
 )
-from controller.platforms.knative_findings import Rule
+from controller.platforms.knative_rights import allowed
 from controller.platforms.knative_settings import KnativeSettings
 from controller.platforms.kube import (
-    ACCESS_REVIEWS,
     CONFIG_MAPS,
     NODES,
     SERVICES,
@@ -69,14 +68,14 @@ async def examine(kube: Kube, settings: KnativeSettings) -> Facts:
     maps: dict[str, Mapping[str, str] | None] = {
         name: await _data(kube, name) for name in (FEATURES, AUTOSCALER, DEFAULTS)
     }
-    allowed = {rule: await _may(kube, namespace, rule) for rule in rules(settings)}
+    rights = await allowed(kube, settings, rules(settings))
     claims = _by_name(await _all(kube, CLAIMS, namespace))
     classes = _by_name(await _all(kube, STORAGE_CLASSES))
     kueue, queues = False, None
     if settings.training.gang == "kueue":
         kueue, queues = await _queues(kube, namespace)
     nodes = await _all(kube, NODES)
-    return Facts(knative, maps, nodes, allowed, claims, classes, kueue, queues)
+    return Facts(knative, maps, nodes, rights, claims, classes, kueue, queues)
 
 
 async def _queues(kube: Kube, namespace: str) -> tuple[bool, dict[str, Object] | None]:
@@ -107,19 +106,3 @@ async def _all(kube: Kube, kind: Kind, namespace: str = "") -> list[Object] | No
         return (await kube.list(kind, namespace))[0]
     except ForbiddenError:
         return None
-
-
-async def _may(kube: Kube, namespace: str, rule: Rule) -> bool:
-    verb, group, named = rule
-    resource, _, subresource = named.partition("/")
-    wanted = {"namespace": namespace, "verb": verb, "group": group, "resource": resource}
-    if subresource:
-        wanted["subresource"] = subresource
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "metadata": {},
-        "spec": {"resourceAttributes": wanted},
-    }
-    answer = await kube.create(ACCESS_REVIEWS, review)
-    return bool(answer.get("status", {}).get("allowed"))

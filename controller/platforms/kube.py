@@ -73,7 +73,6 @@ NODES = Kind("api/v1", "nodes")
 SECRETS = Kind("api/v1", "secrets")
 STORAGE_CLASSES = Kind("apis/storage.k8s.io/v1", "storageclasses")
 DEPLOYMENTS = Kind("apis/apps/v1", "deployments")
-ACCESS_REVIEWS = Kind("apis/authorization.k8s.io/v1", "selfsubjectaccessreviews")
 
 
 class Refusal(Exception):

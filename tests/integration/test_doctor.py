@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from controller.platforms.knative_settings import KnativeSettings
+from controller.platforms.knative_settings import KnativeSettings, Owner
 from tests.support.knative_platforms import kubeconfig, settings, with_gangs
 from tests.support.kube_api import KubeApi
 
@@ -104,6 +104,49 @@ def test_what_may_not_be_read_is_left_open(tmp_path: Path) -> None:
     assert "FAIL  the controller may not patch services.serving.knative.dev" in done.stdout
     assert "?     knative-serving/config-features may not be read" in done.stdout
     assert "?     nodes with 2 nvidia.com/gpu for rollout" in done.stdout
+
+
+ACCOUNT = "system:serviceaccount:default:rlhfless-controller"
+
+
+def owned() -> KnativeSettings:
+    return wanted().model_copy(update={"owner": Owner(name="controller")})
+
+
+def with_a_controller(api: KubeApi) -> None:
+    good(api)
+    spec = {"template": {"spec": {"serviceAccountName": "rlhfless-controller"}}}
+    key = ("apis/apps/v1", "deployments", "default")
+    api.store.create(key, {"metadata": {"name": "controller"}, "spec": spec})
+    api.others[ACCOUNT] = {("patch", "services")}
+
+
+def test_it_is_the_controllers_rights_that_count(tmp_path: Path) -> None:
+    """Whoever looks may do everything."""
+    done = doctor(tmp_path, with_a_controller, owned())
+    assert done.returncode == 2, done.stderr
+    assert "FAIL  the controller may not patch services.serving.knative.dev" in done.stdout
+
+
+def test_the_controller_may_look_itself(tmp_path: Path) -> None:
+    def prepare(api: KubeApi) -> None:
+        with_a_controller(api)
+        api.asks, api.others = ACCOUNT, {}
+        api.denied = {("create", "localsubjectaccessreviews")}
+
+    done = doctor(tmp_path, prepare, owned())
+    assert done.returncode == 0, done.stdout
+    assert "ok    the controller may manage functions" in done.stdout
+
+
+def test_who_may_not_know_the_controllers_rights_is_told(tmp_path: Path) -> None:
+    def prepare(api: KubeApi) -> None:
+        with_a_controller(api)
+        api.denied = {("create", "localsubjectaccessreviews")}
+
+    done = doctor(tmp_path, prepare, owned())
+    assert done.returncode == 0, done.stdout
+    assert "?     what the controller may do in the namespace default" in done.stdout
 
 
 def queue(api: KubeApi, active: str = "True") -> None:

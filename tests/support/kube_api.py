@@ -215,7 +215,10 @@ class KubeApi:
     token: str = "a-service-account"
     requests: list[tuple[str, str]] = field(default_factory=list)
     denied: set[tuple[str, str]] = field(default_factory=set)
-    """Verbs (``get``, ``patch`` ...) on plurals that no role allows."""
+    """Verbs (``get``, ``patch`` ...) on plurals that no role allows who asks."""
+    asks: str = "somebody"
+    others: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
+    """What is denied to other users, by name."""
     unknown: set[str] = field(default_factory=set)
     """Groups and versions (``apis/batch/v1``) that this server has not."""
     _failures: deque[tuple[str, ApiError]] = field(default_factory=deque)
@@ -303,10 +306,14 @@ class KubeApi:
                 return JSONResponse(page)
             case "get":
                 return JSONResponse(store.get(key, str(name)))
-            case "create" if key[1] == "selfsubjectaccessreviews":
+            case "create" if key[1] == "selfsubjectreviews":
+                who = {"userInfo": {"username": self.asks}}
+                return JSONResponse({**body, "status": who}, 201)
+            case "create" if key[1].endswith("subjectaccessreviews"):
                 wanted = body["spec"]["resourceAttributes"]
                 asked = "/".join(filter(None, (wanted["resource"], wanted.get("subresource"))))
-                allowed = (wanted["verb"], asked) not in self.denied
+                own = self.others.get(body["spec"].get("user", ""), self.denied)
+                allowed = (wanted["verb"], asked) not in own
                 return JSONResponse({**body, "status": {"allowed": allowed}}, 201)
             case "create":
                 return JSONResponse(store.create(key, body), 201)
