@@ -72,8 +72,8 @@ async def _on_ray(
             url = serve_url(settings.ray)
             token = secrets.token_urlsafe(24)
             cluster = await stack.enter_async_context(RayCluster(url, release, token))
+            stack.push_async_callback(cluster.remove_agent)  # also where we are stopped meanwhile
             await ensure_agent(cluster, place.ray_address)
-            stack.push_async_callback(cluster.remove_agent)
             logs = ""
         else:
             log = os.path.join(logs, "ray.log")

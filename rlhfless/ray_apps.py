@@ -80,7 +80,6 @@ class RayReplica(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     phase: ReplicaPhase
     pid: int = 0
-    node_ip: str = ""
 
 
 class RayAppState(msgspec.Struct, frozen=True, kw_only=True):

@@ -94,7 +94,10 @@ class RayCluster:
         return _settled(await self._ask("DELETE", f"/apps/{name}?{params}"))
 
     async def remove_agent(self) -> None:
-        """The last thing asked of it; what cannot be removed is found by its name again."""
+        """The last thing asked of it, if it is there; what cannot be removed is found by its name
+        again."""
+        if await self.version() is None:
+            return
         try:
             await self.delete(agent_name(self.release), "")
         except RlhflessError as error:

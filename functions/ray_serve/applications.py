@@ -171,7 +171,6 @@ def _replica(told: _Told) -> RayReplica:
         id=told["replica_id"],
         phase=_phase(_word(told["state"]), told.get("node_id")),
         pid=told.get("pid") or 0,
-        node_ip=told.get("node_ip") or "",
     )
 
 
