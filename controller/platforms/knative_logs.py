@@ -23,7 +23,8 @@ from functools import partial
 import aiohttp
 
 from controller.platforms.knative_log_place import LineSplitter, LogPlace
-from controller.platforms.kube import Kube, Object, Refusal
+from controller.platforms.kube import Kube, Object
+from controller.platforms.kube_refusals import Refusal
 from controller.platforms.local_logs import LogFiles, LogSlice
 from rlhfless.errors import RlhflessError, of_os_error
 

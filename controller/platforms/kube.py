@@ -25,10 +25,8 @@ from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.client.api_client import ApiClient
 
+from controller.platforms.kube_refusals import Refusal
 from rlhfless.errors import (
-    CapacityError,
-    ForbiddenError,
-    RlhflessError,
     TransientError,
     UserError,
 )
@@ -46,7 +44,6 @@ _CHUNK_BYTES = 1 << 16
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _TIMEOUT = aiohttp.ClientTimeout(total=30.0, connect=10.0)
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10.0, sock_read=WATCH_S + 30.0)
-_DOCTOR = "`rlhfless doctor --cluster` says what is missing"
 _log = logging.getLogger(__name__)
 
 
@@ -73,22 +70,6 @@ NODES = Kind("api/v1", "nodes")
 SECRETS = Kind("api/v1", "secrets")
 STORAGE_CLASSES = Kind("apis/storage.k8s.io/v1", "storageclasses")
 DEPLOYMENTS = Kind("apis/apps/v1", "deployments")
-
-
-class Refusal(Exception):
-    """The API server's answer, if it is not the one wanted."""
-
-    def __init__(self, status: int, message: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.status, self.message, self.retry_after_s = status, message, retry_after_s
-
-    @property
-    def passes(self) -> bool:
-        return self.status == 429 or self.status >= 500
-
-    def error(self, deed: str) -> RlhflessError:
-        """What to raise where it does not pass."""
-        return _error(self, deed)
 
 
 class Kube:
@@ -142,7 +123,7 @@ class Kube:
         except Refusal as refusal:
             if refusal.status == 404:
                 return None
-            raise _error(refusal, f"read {kind.plural} {name}") from refusal
+            raise refusal.error(f"read {kind.plural} {name}") from refusal
 
     async def list(
         self, kind: Kind, namespace: str = "", labels: Labels | None = None
@@ -157,7 +138,7 @@ class Kube:
                 if refusal.status == 410 and "continue" in query:  # it took too long: from the top
                     found, query = [], {k: v for k, v in query.items() if k != "continue"}
                     continue
-                raise _error(refusal, f"list {kind.plural}") from refusal
+                raise refusal.error(f"list {kind.plural}") from refusal
             found += page["items"]
             if not page["metadata"].get("continue"):
                 return found, page["metadata"]["resourceVersion"]
@@ -175,7 +156,7 @@ class Kube:
                 found = await self.get(kind, name, namespace)
                 if found is not None:
                     return found
-            raise _error(refusal, f"create {kind.plural}") from refusal
+            raise refusal.error(f"create {kind.plural}") from refusal
 
     async def apply(
         self, kind: Kind, body: Object, namespace: str, manager: str = MANAGER
@@ -186,7 +167,7 @@ class Kube:
         try:
             return await self._patiently("PATCH", _path(kind, namespace, name), query, body)
         except Refusal as refusal:
-            raise _error(refusal, f"apply {kind.plural} {name}") from refusal
+            raise refusal.error(f"apply {kind.plural} {name}") from refusal
 
     async def relinquish(self, kind: Kind, item: Object, manager: str) -> bool:
         """Give up every field that ``manager`` has applied: those that nobody else has applied go.
@@ -201,7 +182,7 @@ class Kube:
         except Refusal as refusal:
             if refusal.status == 409:
                 return False
-            raise _error(refusal, f"apply {kind.plural} {told['name']}") from refusal
+            raise refusal.error(f"apply {kind.plural} {told['name']}") from refusal
         return True
 
     async def delete(self, kind: Kind, item: Object) -> bool:
@@ -224,7 +205,7 @@ class Kube:
                 return True
             if refusal.status == 409:
                 return False
-            raise _error(refusal, f"delete {kind.plural} {metadata['name']}") from refusal
+            raise refusal.error(f"delete {kind.plural} {metadata['name']}") from refusal
         return True
 
     async def follow(
@@ -257,7 +238,7 @@ class Kube:
                         version = ""
                         continue
                     if not refusal.passes:
-                        raise _error(refusal, f"watch {kind.plural}") from refusal
+                        raise refusal.error(f"watch {kind.plural}") from refusal
                     _log.info("a watch was refused: %s", refusal.message)
                 except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
                     _log.info("a watch of %s broke: %s", kind.plural, error)
@@ -400,12 +381,3 @@ def _take(known: dict[str, Object], event: Object) -> str:
     elif event["type"] == "DELETED":
         known.pop(metadata["name"], None)
     return str(metadata["resourceVersion"])
-
-
-def _error(refusal: Refusal, deed: str) -> RlhflessError:
-    detail = f"Kubernetes refused to {deed}: {refusal.message}"
-    if refusal.status == 403 and "quota" in refusal.message:
-        return CapacityError(detail)
-    if refusal.status in (401, 403):
-        return ForbiddenError(detail, hint=_DOCTOR)
-    return UserError(detail, hint=_DOCTOR)
