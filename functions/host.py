@@ -80,6 +80,8 @@ def run(config: HostConfig) -> NoReturn:
     other exit.
     """
     code = 1
+    if os.getpid() == 1:  # a container's first process is deaf to signals it does not handle
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
     try:
         if config.home:
             lifeline.join(config.home)

@@ -6,6 +6,7 @@ returns when the group is whole, and a group that breaks takes the instance with
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator, Mapping
@@ -30,9 +31,11 @@ class TrainingFunction:
         self._workdir = config.workdir
         self._relay = Relay()
         device = _device(config.accelerator, config.ranks)
+        self._whole = False
         crew: Crew = Alone(device)
         if config.ranks.size > 1:
             crew = Leading(config.ranks, device, self._broke, _drain)
+        self._whole = True
         self._trainer = Trainer(crew)
         gradients: Handler = self._trainer.gradients
         train: Handler = self._trainer.train
@@ -54,6 +57,9 @@ class TrainingFunction:
 
     def _broke(self, error: RlhflessError) -> None:
         self._relay.broke(error)
+        if not self._whole:  # the main thread waits for workers, one of which will not come
+            logging.shutdown()
+            os._exit(1)
         _drain()
 
 

@@ -36,6 +36,9 @@ from functions.training.orders import (
 from rlhfless.errors import InternalError, TransientError
 
 PROBED_S = 30
+LEAVE_S = 5.0
+"""A follower that was told to leave, and whose leader is gone, has so long to end in order; it may
+be in a collective that never will."""
 _RETRY_S = 0.1
 _POLL_S = 0.5
 _log = logging.getLogger(__name__)
@@ -62,16 +65,24 @@ def follow(ranks: Ranks, timeout_s: float = JOIN_S) -> socket.socket:
 
 def orders(connection: socket.socket, gone: Callable[[], None]) -> Iterator[FromLeader]:
     """What the leader says, as it says it; ``gone`` is called, in a thread, when it is gone."""
-    waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[FromLeader] = queue.SimpleQueue()
 
     def read() -> None:
-        while (data := receive(connection)) is not None:
-            waiting.put(data)
+        leaving = False
+        try:
+            while (data := receive(connection)) is not None:
+                order = of_leader(data)
+                leaving = isinstance(order, Leave)
+                waiting.put(order)
+        except msgspec.DecodeError:
+            _log.exception("the leader said what nobody here understands")
+        if leaving:
+            time.sleep(LEAVE_S)
         gone()
 
     threading.Thread(target=read, name="leader", daemon=True).start()
     while True:
-        yield of_leader(waiting.get())
+        yield waiting.get()
 
 
 class Listener(Protocol):
@@ -190,7 +201,8 @@ class Links:
         for rank, pid in self._children.items():
             end = self._end_of(rank, wait_s=max(0.0, give_up - time.monotonic()))
             if end is None:
-                os.kill(pid, signal.SIGKILL)  # ours to wait for, so it is nobody else's number
+                with contextlib.suppress(ProcessLookupError):  # the thread that hears it was first
+                    os.kill(pid, signal.SIGKILL)
                 self._end_of(rank, wait_s=1.0)
         for connection in self._connections.values():
             connection.close()

@@ -29,10 +29,10 @@ class Relay:
         """``handler``, which then serves one call at a time."""
 
         def handle(request: Any, context: CallContext) -> Iterator[Frame]:
-            if self._broken is not None:
-                raise self._broken
             items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
             self._waiting = items
+            if self._broken is not None:  # looked at last: ``broke`` has seen ``items``, or we it
+                raise self._broken
             self._thread.submit(self._work, handler, request, context, items)
             item: _Item = None
             try:

@@ -13,9 +13,12 @@ import msgspec
 import pytest
 import torch
 
+from functions.context import FunctionConfig
 from functions.ranks import start
 from functions.training import leading
+from functions.training.app import TrainingFunction
 from functions.training.following import follow
+from functions.training.group import Group
 from functions.training.leading import Leading
 from functions.training.objective import Objective
 from functions.training.relay import Relay
@@ -174,3 +177,19 @@ def test_one_that_ends_before_the_group_is_whole_is_told() -> None:
     told = run_apart(_dead_before)
     assert told.startswith("worker 1 ended before the group was whole: pid ")
     assert told.endswith("left with code 3")
+
+
+def _dead_while_meeting(folder: Path) -> int:
+    if (pid := os.fork()) == 0:
+        ranks = start(2, token="t", environment={})
+        if not ranks.leads:
+            mock.patch.object(Group, "meet", lambda *_: os._exit(3)).start()
+            follow(ranks, CPU)
+        TrainingFunction(FunctionConfig(workdir=str(folder), workers=2, ranks=ranks))
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_leader_does_not_wait_for_one_that_ends_while_they_meet(tmp_path: Path) -> None:
+    """Nor does it count on a signal to itself, to which a container's first process is deaf."""
+    assert run_apart(_dead_while_meeting, tmp_path) == 1
