@@ -16,7 +16,8 @@ and it is started
 
 HOST:PORT (or MASTER_ADDR and MASTER_PORT) is where the leader listens for its followers: a port
 that is free on its machine. They try to reach it for ``JOIN_S``. torch's backends meet over further
-ports, which the system chooses, so the machines of a group must reach each other on any. Followers
+ports, which the system chooses, so the machines of a group must reach each other on any; those of a
+group on one machine, whose HOST is 127.0.0.1, are on the loopback (NCCL's excepted). Followers
 bear the function's token (``RLHFLESS_FUNCTION_TOKEN``) like any other caller, so all are given the
 same one. The leader is ready (``GET /readyz``) once its group is whole. A process exits with 0 when
 its group ended in order and with 1 when it broke; a leader that forked all of its group exits with
@@ -36,6 +37,7 @@ from rlhfless.errors import UserError
 
 JOIN_S = 600.0
 """A group that is not whole by then fails: pods of a gang may need minutes to come up."""
+_LOOPBACK = "127.0.0.1"
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -49,7 +51,7 @@ class Ranks:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    host: str = "127.0.0.1"
+    host: str = _LOOPBACK
     port: int = 0
     token: str = field(default="", repr=False)
     listener: socket.socket | None = field(default=None, compare=False, repr=False)
@@ -58,6 +60,10 @@ class Ranks:
     @property
     def leads(self) -> bool:
         return self.rank == 0
+
+    @property
+    def on_one_machine(self) -> bool:
+        return self.host == _LOOPBACK
 
 
 ALONE = Ranks()
@@ -101,7 +107,7 @@ def start(
     given = from_environment(environment, workers)
     if given is not None:
         place = replace(given, token=token)
-        return replace(place, listener=_listen("", place.port)) if place.leads else place
+        return replace(place, listener=_listen(place)) if place.leads else place
     if nodes < 1 or not 0 <= node_rank < nodes or workers % nodes:
         raise UserError(
             f"{workers} workers cannot be spread evenly over {nodes} nodes, of which this is "
@@ -117,7 +123,7 @@ def start(
     elif nodes > 1:
         raise UserError("workers on several nodes need a rendezvous, HOST:PORT of node 0")
     if node_rank == 0 and workers > 1:
-        listener = _listen("" if nodes > 1 else "127.0.0.1", place.port)
+        listener = _listen(place)
         place = replace(place, listener=listener, port=listener.getsockname()[1])
     return _fork(place, node_rank * (workers // nodes), workers // nodes)
 
@@ -134,8 +140,10 @@ def _fork(place: Ranks, first: int, count: int) -> Ranks:
     return replace(place, rank=first, local_rank=0, children=tuple(children))
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(place: Ranks) -> socket.socket:
     try:
-        return socket.create_server((host, port))
+        return socket.create_server((_LOOPBACK if place.on_one_machine else "", place.port))
     except OSError as error:
-        raise UserError(f"cannot listen for workers on port {port}: {error.strerror}") from error
+        raise UserError(
+            f"cannot listen for workers on port {place.port}: {error.strerror}"
+        ) from error

@@ -15,7 +15,7 @@ import torch
 from functions.execution import as_error
 from functions.ranks import JOIN_S, Ranks
 from functions.training import links
-from functions.training.group import COLLECTIVE_S, Group, join_store
+from functions.training.group import COLLECTIVE_S, Group, join_store, stay_here
 from functions.training.orders import Going, Leave, Meet, Order, Report, send
 from functions.training.worker import Apart, Worker, in_step
 from rlhfless.errors import InternalError, TransientError
@@ -37,6 +37,8 @@ def follow(
     meet = next(orders)
     if not isinstance(meet, Meet):
         raise InternalError(f"the leader began with {type(meet).__name__}")
+    if ranks.on_one_machine:
+        stay_here()
     store = join_store(ranks.host, meet.port)
     worker = Worker(device, Group.meet(store, ranks.rank, ranks.size, device, collective_s))
     for order in orders:

@@ -12,6 +12,8 @@ How workers are started, and who is which: ``functions.ranks``. How followers ar
 
 from __future__ import annotations
 
+import os
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -85,10 +87,28 @@ class Group:
 SOLO = Group()
 
 
-def new_store() -> Any:
-    """Where a group meets, in the leader; its ``port`` is one that was free."""
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+def new_store(*, here: bool = True) -> Any:
+    """Where a group meets, in the leader; its ``port`` is one that was free. ``here``: it is for
+    workers of this machine, and nobody else reaches it."""
+    if not here:
+        return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    listener = socket.create_server(("127.0.0.1", 0))
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1",
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def join_store(host: str, port: int) -> Any:
     return dist.TCPStore(host, port, is_master=False)  # type: ignore[attr-defined]
+
+
+def stay_here() -> None:
+    """Have gloo listen on the loopback, unless somebody chose. Of a group on one machine each
+    worker calls it before they meet: what they send each other is nobody's to see or to answer."""
+    names = {name for _, name in socket.if_nameindex()}
+    for name in {"lo", "lo0"} & names:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

@@ -21,7 +21,7 @@ from functions.execution import as_error
 from functions.ranks import JOIN_S, Ranks
 from functions.training.crew import Tensors
 from functions.training.gathering import Gathered
-from functions.training.group import COLLECTIVE_S, Group, new_store
+from functions.training.group import COLLECTIVE_S, Group, new_store, stay_here
 from functions.training.learner import Learner, Terms
 from functions.training.links import Links
 from functions.training.orders import (
@@ -71,7 +71,9 @@ class Leading:
         self._gang = len(ranks.children) + 1 < ranks.size
         self._links = Links(self)
         self._links.gather(ranks, join_s)
-        store = new_store()
+        if ranks.on_one_machine:
+            stay_here()
+        store = new_store(here=ranks.on_one_machine)
         self._links.tell(Meet(store.port))
         self._links.listen()
         group = Group.meet(store, ranks.rank, ranks.size, device, collective_s)

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import msgspec
+import psutil
 import pytest
 import torch
 
@@ -193,3 +194,23 @@ def _dead_while_meeting(folder: Path) -> int:
 def test_a_leader_does_not_wait_for_one_that_ends_while_they_meet(tmp_path: Path) -> None:
     """Nor does it count on a signal to itself, to which a container's first process is deaf."""
     assert run_apart(_dead_while_meeting, tmp_path) == 1
+
+
+def _listening() -> tuple[str, list[str]]:
+    """Where gloo is told to listen, and all addresses at which the leader and its follower do."""
+    del os.environ["GLOO_SOCKET_IFNAME"]
+    led = Led()
+    found = [
+        connection.laddr.ip
+        for pid in (os.getpid(), led.child)
+        for connection in psutil.Process(pid).net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    led.crew.close()
+    return os.environ["GLOO_SOCKET_IFNAME"], found
+
+
+def test_a_group_of_one_machine_is_reached_from_there_alone() -> None:
+    told, found = run_apart(_listening)
+    assert told in ("lo", "lo0")
+    assert len(found) > 1 and {ip.removeprefix("::ffff:") for ip in found} == {"127.0.0.1"}
