@@ -58,8 +58,6 @@ class Carried:
 
     load: Load
     frames: int
-    num_bytes: int
-    tokens: int
     cpu_s: float
     wall_s: float
     lag_s: float
@@ -122,7 +120,7 @@ async def _carry(url: str, load: Load) -> Carried:
         cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - began_s
         watching.cancel()
     assert len(collector.done()) == load.streams * load.rows
-    return Carried(load, wire.frames, 0, int(collector.generated.sum()), cpu_s, wall_s, max(lags))
+    return Carried(load, wire.frames, cpu_s, wall_s, max(lags))
 
 
 def _made(load: Load) -> tuple[Any, Collector, list[list[str]]]:
