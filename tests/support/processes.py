@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from pathlib import Path
@@ -146,4 +147,16 @@ def wait_until_gone(pids: Iterable[int], within_s: float = 10.0) -> None:
     give_up = time.monotonic() + within_s
     while left := [pid for pid in pids if lives(pid)]:
         assert time.monotonic() < give_up, f"still there: {left}"
+        time.sleep(0.01)
+
+
+def wait_for_handler(pid: int, number: signal.Signals, within_s: float = 60.0) -> None:
+    """Until the process handles the signal."""
+    give_up = time.monotonic() + within_s
+    while True:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        (caught,) = (line.split()[1] for line in lines if line.startswith("SigCgt:"))
+        if int(caught, 16) >> (number - 1) & 1:
+            return
+        assert lives(pid) and time.monotonic() < give_up, f"{pid} does not handle {number.name}"
         time.sleep(0.01)
