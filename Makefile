@@ -23,7 +23,7 @@ demo: install ## Run the quick start: a small policy learns, in seconds
 	$(BIN)/rlhfless run examples/quickstart.yaml
 
 test: test-fast ## Run all tests
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
 
 test-fast: install ## Run the tests that start no real job, on all cores
 	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist worksteal
