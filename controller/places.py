@@ -68,7 +68,7 @@ async def _on_ray(
     )
     logs = _logs(folder)
     async with contextlib.AsyncExitStack() as stack:
-        if place.ray_address or place.ray_serve_url:
+        if place.ray_address:
             url = serve_url(settings.ray)
             token = secrets.token_urlsafe(24)
             cluster = await stack.enter_async_context(RayCluster(url, release, token))

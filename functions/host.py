@@ -29,12 +29,9 @@ from functions.shell import Shell, create_app
 from rlhfless import lifeline
 from rlhfless.engines import EngineOptions
 from rlhfless.errors import RlhflessError, UserError
-from rlhfless.messages import FUNCTION_NAMES, FunctionName
+from rlhfless.messages import FUNCTION_NAMES, INSTANCE_HEADER, FunctionName
 
 TOKEN_VARIABLE = "RLHFLESS_FUNCTION_TOKEN"  # noqa: S105  (the name of a variable)
-INSTANCE_HEADER = "x-rlhfless-instance"
-"""Names the machine that answers, which in a cluster is the pod: callers behind a load balancer
-cannot know otherwise."""
 DRAIN_GRACE_S = 20.0
 _FLUSH_S = 2.0
 _log = logging.getLogger(__name__)

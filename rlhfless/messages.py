@@ -100,6 +100,9 @@ TERMINAL: tuple[type[Frame], ...] = (
     Problem,
 )
 
+INSTANCE_HEADER = "x-rlhfless-instance"
+"""Of an answer: the instance that gives it, in a cluster the pod. Callers behind a load balancer
+cannot know otherwise."""
 DRAIN_PATH = "/v1/drain"
 """No call: an instance that is told so admits no more, and hands over what runs."""
 ROUTES: dict[type[Struct], tuple[FunctionName, str]] = {

@@ -28,6 +28,7 @@ from rlhfless.errors import (
 from rlhfless.frames import FrameReader, encode_request
 from rlhfless.messages import (
     DRAIN_PATH,
+    INSTANCE_HEADER,
     ROUTES,
     TERMINAL,
     AnyFrame,
@@ -37,7 +38,6 @@ from rlhfless.messages import (
     SteerRequest,
 )
 
-INSTANCE_HEADER = "x-rlhfless-instance"
 STEER_TIMEOUT_S = 5.0
 _HAND_OVER_TIMEOUT_S = 20.0
 _STEER_ATTEMPTS = 2

@@ -26,7 +26,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from functions.host import (
     DRAIN_GRACE_S,
-    INSTANCE_HEADER,
     HostConfig,
     Server,
     listen,
@@ -37,6 +36,7 @@ from functions.ranks import ALONE, Ranks
 from functions.ray_serve import followers
 from functions.shell import Shell, create_app
 from rlhfless import lifeline
+from rlhfless.messages import INSTANCE_HEADER
 from rlhfless.ray_apps import RayFunction, Resources
 
 _FLUSH_S = 0.5

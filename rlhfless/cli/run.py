@@ -73,7 +73,13 @@ def _place(platform: str, ray_address: str, ray_serve_url: str) -> Place:
     from controller.platforms.ray_settings import RayPlace, serve_url
 
     if platform == "ray":
-        if ray_address or ray_serve_url:
+        if ray_serve_url and not ray_address:
+            raise UserError(
+                "--ray-serve-url needs --ray-address",
+                param="--ray-address",
+                hint="a run has Ray's dashboard start an agent of its own",
+            )
+        if ray_address:
             serve_url(RayPlace(address=ray_address, serve_url=ray_serve_url))
         else:
             require_ray()

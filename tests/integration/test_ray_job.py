@@ -71,7 +71,7 @@ def test_a_controller_killed_leaves_no_ray(place: Workplace, undisturbed: Result
         (["--ray-address", "http://127.0.0.1:1"], "--ray-address"),
         ([*RAY, "--ray-address", "ray://head:10001"], "is no address of Ray's dashboard"),
         ([*RAY, "--ray-address", "http://127.0.0.1:1"], "nobody answers as Ray's dashboard"),
-        ([*RAY, "--ray-serve-url", "http://127.0.0.1:1"], "no agent of rlhfless answers"),
+        ([*RAY, "--ray-serve-url", "http://127.0.0.1:1"], "--ray-serve-url needs --ray-address"),
     ],
 )
 def test_what_cannot_be_is_told(place: Workplace, arguments: list[str], says: str) -> None:

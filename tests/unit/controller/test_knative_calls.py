@@ -9,14 +9,12 @@ import httpx
 import pytest
 
 from controller.platforms.knative_calls import (
-    INSTANCE_HEADER,
     NotAdmittedError,
     Terms,
     call,
     poke,
     within,
 )
-from functions import host
 from rlhfless.errors import (
     CapacityError,
     InternalError,
@@ -25,7 +23,7 @@ from rlhfless.errors import (
     UserError,
 )
 from rlhfless.frames import encode_frame
-from rlhfless.messages import AnyFrame, Heartbeat, Problem, RolloutDone
+from rlhfless.messages import INSTANCE_HEADER, AnyFrame, Heartbeat, Problem, RolloutDone
 from tests.support.processes import rollout
 
 TERMS = Terms(token="t", request_s=600, silence_s=0.2)
@@ -68,10 +66,6 @@ def test_frames_and_who_sent_them() -> None:
     (request,) = asked
     assert str(request.url) == "http://fn/v1/rollout"
     assert request.headers["authorization"] == "Bearer t"
-
-
-def test_functions_name_themselves_by_the_header_that_is_read() -> None:
-    assert host.INSTANCE_HEADER == INSTANCE_HEADER
 
 
 @pytest.mark.parametrize("status", [404, 502, 503, 504])

@@ -11,7 +11,11 @@
 {{- end }}
 
 {{- define "rlhfless.dnsEgress" -}}
-- to: [{namespaceSelector: {}}]
+- to:
+    - namespaceSelector: {}
+    {{- range .Values.networkPolicy.dnsCidrs }}
+    - ipBlock: {cidr: {{ . }}}
+    {{- end }}
   ports: [{protocol: UDP, port: 53}, {protocol: TCP, port: 53}]
 {{- end }}
 
