@@ -94,7 +94,7 @@ class Kube:
                 )
             else:
                 await config.load_kube_config(  # type: ignore[no-untyped-call]
-                    config_file=os.environ.get("KUBECONFIG"),
+                    config_file=_kubeconfig(),
                     context=context,
                     client_configuration=configuration,
                 )
@@ -359,6 +359,15 @@ class Kube:
             message = f"status {response.status}: {raw[:200]!r}"
         after = response.headers.get("Retry-After", "")
         raise Refusal(response.status, message, float(after) if after.isdecimal() else 0.0)
+
+
+def _kubeconfig() -> str:
+    """The files that tell of clusters, as ``kubectl`` finds them. Raises ``OSError`` if there is
+    none: the client would print that, and go on to complain of what an empty one lacks."""
+    files = os.environ.get("KUBECONFIG") or "~/.kube/config"
+    if not any(os.path.isfile(os.path.expanduser(file)) for file in files.split(os.pathsep)):
+        raise OSError(f"there is no file {files}")
+    return files
 
 
 def _path(kind: Kind, namespace: str, name: str = "") -> str:
