@@ -25,7 +25,14 @@ from controller.platforms.base import Deployment, Instance
 from controller.platforms.gang_jobs import GangJobs
 from controller.platforms.gang_life import FUNCTION, Gang
 from controller.platforms.gang_status import JobView, Member, read_job, read_member
-from controller.platforms.knative_calls import NotAdmittedError, Terms, call, new_client, poke
+from controller.platforms.knative_calls import (
+    NotAdmittedError,
+    Terms,
+    call,
+    first_frame,
+    new_client,
+    poke,
+)
 from controller.platforms.knative_manifest import as_here, url_of
 from controller.platforms.knative_settings import KnativeSettings, duration_s
 from controller.platforms.knative_status import Trouble
@@ -209,7 +216,7 @@ class GangPlatform:
         coming: asyncio.Task[AnyFrame | None] | None = None
         try:
             while True:
-                coming = asyncio.create_task(_next(stream))
+                coming = asyncio.create_task(first_frame(stream))
                 await asyncio.wait({coming, broken}, return_when=asyncio.FIRST_COMPLETED)
                 if not coming.done():
                     raise TransientError(f"the gang {gang.name} broke: {gang.why}")
@@ -393,7 +400,3 @@ class GangPlatform:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(ended)
-
-
-async def _next(stream: AsyncGenerator[AnyFrame, None]) -> AnyFrame | None:
-    return await anext(stream, None)

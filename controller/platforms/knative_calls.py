@@ -136,6 +136,11 @@ def within(request: Request, request_s: float) -> Request:
     return msgspec.structs.replace(request, call=info)
 
 
+async def first_frame(stream: AsyncGenerator[AnyFrame, None]) -> AnyFrame | None:
+    """A coroutine of its own, so that it can be waited for beside something else."""
+    return await anext(stream, None)
+
+
 async def steer(client: httpx.AsyncClient, url: str, request: SteerRequest, terms: Terms) -> bool:
     """Whether the pod at ``url`` says that it takes the change; asked once more if it does not
     answer, for changes are numbered."""

@@ -26,8 +26,9 @@ from dataclasses import dataclass
 import msgspec
 
 from controller.platforms.base import Deployment
-from controller.platforms.knative_settings import FunctionPods, KnativeSettings, Pool, duration_s
+from controller.platforms.knative_settings import FunctionPods, KnativeSettings, Pool
 from controller.platforms.kube import Object
+from controller.platforms.offered import as_offered
 from rlhfless.errors import UserError
 
 PORT = 8000
@@ -73,18 +74,14 @@ def as_here(
     """
     name = deployment.function
     pods = settings.functions.get(name)
-    if pods is None or not (places := sum(pool.max_instances for pool in pods.pools)):
-        raise UserError(
-            f"this cluster has no {name} function",
-            hint=f"set functions.{name} in the chart's values",
-        )
-    if deployment.accelerator != "cpu" and not pods.count:
-        raise UserError(
-            f"the {name} function of this cluster has no accelerator",
-            param=f"{name}.accelerator",
-            hint=f"set it to cpu, or functions.{name}.accelerator in the chart's values",
-        )
-    if one_pod and pods.count and deployment.workers > pods.count:
+    offered = as_offered(
+        deployment,
+        pods,
+        0 if pods is None else sum(pool.max_instances for pool in pods.pools),
+        said_in="the chart's values",
+        longest_idle_s=_LONGEST_DELAY_S,
+    )
+    if one_pod and pods is not None and 0 < pods.count < deployment.workers:
         raise UserError(
             f"a pod of the {name} function of this cluster has {pods.count} accelerators, fewer "
             f"than {deployment.workers} workers",
@@ -92,18 +89,7 @@ def as_here(
             hint=f"set it to {pods.count}, raise functions.{name}.count in the chart's values, or "
             "spread training over nodes with knative.training.gang",
         )
-    idle_s = max(deployment.idle_timeout_s, duration_s(pods.scale_down_delay))
-    return Deployment(
-        function=name,
-        max_instances=min(deployment.max_instances, places),
-        concurrency=max(deployment.concurrency, pods.concurrency),
-        threads=deployment.threads,
-        idle_timeout_s=idle_s if math.isfinite(idle_s) else _LONGEST_DELAY_S,
-        accelerator="cuda" if pods.count else "cpu",
-        price_usd_per_hour=deployment.price_usd_per_hour,
-        engine=deployment.engine,
-        workers=deployment.workers,
-    )
+    return offered
 
 
 def release_labels(settings: KnativeSettings) -> dict[str, str]:

@@ -22,7 +22,14 @@ from typing import Any
 
 from controller.ledger import Ledger
 from controller.platforms.base import Deployment, Instance
-from controller.platforms.knative_calls import NotAdmittedError, Terms, call, hand_over, steer
+from controller.platforms.knative_calls import (
+    NotAdmittedError,
+    Terms,
+    call,
+    first_frame,
+    hand_over,
+    steer,
+)
 from controller.platforms.knative_settings import duration_s
 from controller.platforms.local_logs import LogSlice
 from controller.platforms.ray_cluster import LOST_S, RayCluster
@@ -126,7 +133,7 @@ class RayServePlatform:
             try:
                 stream = call(self._cluster.client, url, request, self._terms, sent.admitted)
                 async with contextlib.aclosing(stream) as frames:
-                    frame = await pool.placed(_next(frames))
+                    frame = await pool.placed(first_frame(frames))
                     while frame is not None:
                         yield frame
                         frame = await anext(frames, None)
@@ -390,7 +397,3 @@ def _must_hand_over(replica: Replica) -> bool:
     return replica.phase == "leaving" or (
         replica.phase == "stopping" and replica.function == "rollout"
     )
-
-
-async def _next(frames: AsyncGenerator[AnyFrame, None]) -> AnyFrame | None:
-    return await anext(frames, None)

@@ -6,7 +6,6 @@ may really use.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -16,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from controller.platforms.base import Deployment
-from controller.platforms.knative_settings import Duration, KnativeSettings, duration_s
+from controller.platforms.knative_settings import Duration, KnativeSettings
+from controller.platforms.offered import as_offered
 from rlhfless.errors import UserError
 from rlhfless.messages import FunctionName
 from rlhfless.ray_apps import Resources
@@ -160,30 +160,13 @@ def as_here(deployment: Deployment, settings: RaySettings) -> Deployment:
 
     Raises ``UserError`` where the job asks for a function or an accelerator that is not here.
     """
-    name = deployment.function
-    here = settings.functions.get(name)
-    if here is None or not here.max_instances:
-        raise UserError(
-            f"this cluster has no {name} function",
-            hint=f"set functions.{name} in the platform's file",
-        )
-    if deployment.accelerator != "cpu" and not here.count:
-        raise UserError(
-            f"the {name} function of this cluster has no accelerator",
-            param=f"{name}.accelerator",
-            hint=f"set it to cpu, or functions.{name}.accelerator in the platform's file",
-        )
-    idle_s = max(deployment.idle_timeout_s, duration_s(here.scale_down_delay))
-    return Deployment(
-        function=name,
-        max_instances=min(deployment.max_instances, here.max_instances),
-        concurrency=max(deployment.concurrency, here.concurrency),
-        threads=deployment.threads,
-        idle_timeout_s=idle_s if math.isfinite(idle_s) else _LONGEST_IDLE_S,
-        accelerator="cuda" if here.count else "cpu",
-        price_usd_per_hour=deployment.price_usd_per_hour,
-        engine=deployment.engine,
-        workers=deployment.workers,
+    here = settings.functions.get(deployment.function)
+    return as_offered(
+        deployment,
+        here,
+        0 if here is None else here.max_instances,
+        said_in="the platform's file",
+        longest_idle_s=_LONGEST_IDLE_S,
     )
 
 

@@ -18,23 +18,13 @@ from rlhfless.messages import AnyFrame, TrainDone
 from tests.support.gang_cluster import JOBS, PODS, WORKLOADS
 from tests.support.gang_platforms import TWO, gangs
 from tests.support.given_cluster import only_standin
-from tests.support.knative_cluster import TOKEN
+from tests.support.knative_cluster import NO_IMAGE, TOKEN
 from tests.support.knative_platforms import settings, with_gangs, world
 from tests.support.kube_api import Object
 from tests.support.processes import frames_of, train, until
 
 pytestmark = [pytest.mark.slow, only_standin("Jobs and their pods are its own")]
 ADDRESSES = ("api/v1", "services", "default")
-IMAGE = {
-    "phase": "Pending",
-    "containerStatuses": [
-        {
-            "name": "function",
-            "restartCount": 0,
-            "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
-        }
-    ],
-}
 NO_NODE = {
     "phase": "Pending",
     "conditions": [
@@ -206,7 +196,10 @@ def test_a_cluster_without_kueue_is_told_of(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("status", "family", "said"),
-    [(IMAGE, UserError, "no such image"), (NO_NODE, CapacityError, "Insufficient nvidia.com/gpu")],
+    [
+        (NO_IMAGE, UserError, "no such image"),
+        (NO_NODE, CapacityError, "Insufficient nvidia.com/gpu"),
+    ],
 )
 def test_why_its_pods_do_not_start_is_told(
     tmp_path: Path, status: Object, family: type[Exception], said: str

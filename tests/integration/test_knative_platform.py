@@ -20,7 +20,7 @@ from controller.platforms.kube import DEPLOYMENTS, SERVICES, Object
 from rlhfless.errors import CapacityError, InternalError, RlhflessError, UserError
 from rlhfless.messages import Finished, Progress, RolloutDone, Tokens
 from tests.support.given_cluster import only_standin
-from tests.support.knative_cluster import NOWHERE
+from tests.support.knative_cluster import NO_IMAGE, NOWHERE
 from tests.support.knative_platforms import World, settings, world
 from tests.support.processes import frames_of, rollout, until
 
@@ -105,16 +105,6 @@ async def _deployment(place: World) -> Object:
     return await place.kube.create(DEPLOYMENTS, body, place.settings.namespace)
 
 
-IMAGE = {
-    "phase": "Pending",
-    "containerStatuses": [
-        {
-            "name": "function",
-            "restartCount": 0,
-            "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
-        }
-    ],
-}
 NO_NODE = {
     "phase": "Pending",
     "conditions": [
@@ -130,7 +120,10 @@ NO_NODE = {
 @only_standin("the states of its pods")
 @pytest.mark.parametrize(
     ("status", "family", "said"),
-    [(IMAGE, UserError, "no such image"), (NO_NODE, CapacityError, "Insufficient nvidia.com/gpu")],
+    [
+        (NO_IMAGE, UserError, "no such image"),
+        (NO_NODE, CapacityError, "Insufficient nvidia.com/gpu"),
+    ],
 )
 def test_why_no_pod_comes_is_told(
     tmp_path: Path, status: Object, family: type[RlhflessError], said: str

@@ -31,6 +31,17 @@ SERVICES = "apis/serving.knative.dev/v1"
 TOKEN = "the token of functions"
 NOWHERE = {"rlhfless.io/no-such-node": "true"}
 """Labels that no node has; there is a node for any others."""
+NO_IMAGE = {
+    "phase": "Pending",
+    "containerStatuses": [
+        {
+            "name": "function",
+            "restartCount": 0,
+            "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
+        }
+    ],
+}
+"""The state of a pod whose image cannot be had."""
 LONGEST_LINE_BYTES = 1 << 20
 RESTART_S = 0.2
 CRASHES = 2
